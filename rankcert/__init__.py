@@ -1,0 +1,56 @@
+"""rankcert: how small a rank does this attention head really need, and how wrong is my approximation? With proof.
+
+A large untrusted producer, a small trusted checker, a certificate between them:
+
+    q, k -> AttentionProblem -> geometry -> constructions -> factors + hints -> checker -> Verdict, Certificate
+
+The floors of the package; an import points down, never up, and tests/test_floors.py reads the imports:
+
+    7  cli                                  the command line
+    6  certification, heads                     policy: what to try and keep; heads in files
+    5  certificates                         the record and its writer
+    4  constructions                        one method a file, METHODS
+    3  approximants                         polynomials for exp
+    2  geometry, kernels                    visible dimensions; compiled loops and their plain twins
+    1  problem, errors                      the one input door
+    ----------------------------------------- the wall
+    0  checker                              everything a bound rests on; imports nothing above
+
+Names are loaded when first used: importing the package loads neither numba nor scipy.
+"""
+
+from importlib import import_module
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Candidate": "rankcert.certificates",
+    "CannotCertify": "rankcert.errors",
+    "Certificate": "rankcert.certificates",
+    "InvalidInput": "rankcert.errors",
+    "METHODS": "rankcert.constructions",
+    "MalformedCertificate": "rankcert.errors",
+    "RankcertError": "rankcert.errors",
+    "UnsafeArithmetic": "rankcert.errors",
+    "Verdict": "rankcert.checker",
+    "audit": "rankcert.checker",
+    "certify": "rankcert.certification",
+    "example_head": "rankcert.heads",
+    "interaction_dimension": "rankcert.geometry",
+    "load": "rankcert.certificates",
+    "verify": "rankcert.checker",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module 'rankcert' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -1,0 +1,182 @@
+"""Policy: which constructions to try, in which order, and which result to keep."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from rankcert.certificates import Candidate, Certificate, make_certificate
+from rankcert.checker import Engine, Verdict, check_rows, read_eps
+from rankcert.checker.engine import Progress
+from rankcert.constructions import METHODS, Construction, Factorization, Plan
+from rankcert.errors import CannotCertify, InvalidInput
+from rankcert.problem import AttentionProblem
+
+__all__ = ["certify"]
+
+MEMORY = 2**32
+
+
+def certify(
+    q,
+    k,
+    *,
+    eps: float,
+    scale: float | None = None,
+    key_bias=None,
+    causal: bool = False,
+    offset: int = 0,
+    method: str = "auto",
+    memory: int = MEMORY,
+    threads: int | None = None,
+    progress: Callable[[str], Progress | None] | None = None,
+) -> Certificate:
+    """A factorization of the softmax matrix P, of as small a rank as can be found, proved to be within `eps`.
+
+    P = softmax(scale * q k^T + key_bias) over each row's kept keys. The certificate's `bound` is a proved upper
+    bound on max_i sum_j |P_ij - (left right^T)_ij|, an absolute number, rounding included, and at most `eps`.
+
+    Parameters
+    ----------
+    q, k : arrays (n, d) and (m, d) of one head; integers, float16, float32 or float64, taken exactly.
+    eps : the tolerance, a positive number. From 1 on, the zero matrix (rank 0) is within it.
+    scale : factor of the logits; None means 1/sqrt(d).
+    key_bias : (m,) added to every row of logits; -inf masks a key, whose row of k may then hold anything.
+    causal, offset : key j is allowed for row i iff j <= i + offset. Entries at disallowed pairs are then free, and
+        the certificate is one of causal rank: `Certificate.apply` never uses them.
+    method : "auto" tries what can pay and keeps the smallest proved rank; or one of rankcert.METHODS by name.
+    memory : bytes a construction may use for dense work; those that would need more say so and are skipped.
+    threads : threads of the checker; None takes all processors.
+    progress : progress(stage) is called as each stage begins and returns None or a callable(done, total).
+
+    Raises InvalidInput (before any work) for arrays or options without meaning, and CannotCertify, carrying every
+    candidate, when nothing within `memory` and float64 reaches eps. A rank as large as min(n, m) is a normal answer.
+
+    >>> import numpy as np, rankcert
+    >>> rng = np.random.default_rng(0)
+    >>> certificate = rankcert.certify(rng.normal(size=(200, 2)), rng.normal(size=(300, 2)), eps=0.1)
+    >>> certificate.rank < 200 and certificate.bound <= 0.1
+    True
+
+    Source: rankcert/checker/PROOFS.md (the bound); docs/THEORY.md (the constructions).
+    """
+    eps = read_eps(eps)
+    if method != "auto" and method not in METHODS:
+        raise InvalidInput(f"method must be 'auto' or one of {', '.join(METHODS)}, got {method!r}")
+    if isinstance(memory, bool) or not isinstance(memory, int) or memory <= 0:
+        raise InvalidInput(f"memory must be a positive number of bytes, got {memory!r}")
+    stage = progress or (lambda name: None)
+    engine = Engine(threads=threads)
+    problem = AttentionProblem(
+        q, k, scale=scale, key_bias=key_bias, causal=causal, offset=offset, engine=engine
+    )
+    if eps >= 1.0 or problem.n == 0:
+        return _zero(problem, eps)
+    search = _Search(problem, eps, memory, stage)
+    search.run(METHODS.values() if method == "auto" else [METHODS[method]])
+    return search.result()
+
+
+class _Search:
+    """Tries constructions on one problem; `best` is the smallest-rank factorization proved so far."""
+
+    def __init__(self, problem: AttentionProblem, eps: float, memory: int, stage):
+        self.problem, self.eps, self.memory, self.stage = problem, eps, memory, stage
+        self.best: tuple[Factorization, Verdict] | None = None
+        self.candidates: list[Candidate] = []
+
+    def run(self, constructions: Iterable[Construction]) -> None:
+        for construction, plan, seconds in self._in_order(constructions):
+            started = time.perf_counter() - seconds
+            reason = self._reason_to_skip(plan)
+            if reason:
+                self._record(construction, "skipped", plan.rank, None, started, reason)
+                continue
+            self.stage(construction.name)
+            factors = construction.build(self.problem, plan, self.eps)
+            engine = Engine(
+                threads=self.problem.engine.threads, progress=self.stage(f"checking {construction.name}")
+            )
+            verdict = check_rows(
+                self.problem.inputs,
+                factors.left,
+                factors.right,
+                eps=self.eps,
+                log_normaliser=self.problem.log_normaliser,
+                engine=engine,
+            )
+            rank = factors.left.shape[1]
+            status = "proved" if verdict else "unproved"
+            self._record(
+                construction, status, rank, verdict.bound, started, "" if verdict else verdict.reason
+            )
+            if verdict and (self.best is None or rank < self.best[1].rank):
+                self.best = factors, verdict
+
+    def _in_order(self, constructions: Iterable[Construction]) -> Iterator[tuple[Construction, Plan, float]]:
+        # Counting ranks comes first. Then what may beat every count, then the counted ranks from the smallest.
+        planned = []
+        for construction in constructions:
+            started = time.perf_counter()
+            self.stage(f"planning {construction.name}")
+            plan = construction.plan(self.problem, self.eps, memory=self.memory)
+            planned.append((construction, plan, time.perf_counter() - started))
+        return iter(sorted(planned, key=lambda entry: -1 if entry[1].rank is None else entry[1].rank))
+
+    def _reason_to_skip(self, plan: Plan) -> str | None:
+        if plan.refusal:
+            return plan.refusal
+        trivial = min(self.problem.n, self.problem.m)
+        if plan.rank is not None and plan.rank > trivial:
+            return f"its rank {plan.rank} would exceed min(n, m) = {trivial}"
+        if plan.rank is not None and self.best is not None and plan.rank >= self.best[1].rank:
+            return f"its rank {plan.rank} is no smaller than the {self.best[1].rank} already proved"
+        return None
+
+    def _record(self, construction, status, rank, bound, started, note) -> None:
+        self.candidates.append(
+            Candidate(construction.name, status, rank, bound, time.perf_counter() - started, note)
+        )
+
+    def result(self) -> Certificate:
+        if self.best is None:
+            tried = "; ".join(f"{c.method}: {c.note}" for c in self.candidates)
+            built = [c for c in self.candidates if c.bound is not None]
+            closest = min(built, key=lambda c: c.bound, default=None)
+            ranks = [c.rank for c in self.candidates if c.rank is not None]
+            raise CannotCertify(
+                f"no factorization could be proved within eps = {self.eps!r} ({tried})",
+                bound=closest.bound if closest else None,
+                rank=closest.rank if closest else min(ranks, default=None),
+                candidates=self.candidates,
+            )
+        factors, verdict = self.best
+        return make_certificate(
+            self.problem.inputs,
+            self.eps,
+            factors.left,
+            factors.right,
+            self.problem.log_normaliser,
+            method=factors.method,
+            details=factors.details,
+            verdict=verdict,
+            candidates=self.candidates,
+        )
+
+
+def _zero(problem: AttentionProblem, eps: float) -> Certificate:
+    """Rank 0: every row of P sums to 1, so the zero matrix is within any eps >= 1."""
+    left, right = np.zeros((problem.n, 0)), np.zeros((problem.m, 0))
+    verdict = check_rows(problem.inputs, left, right, eps=eps)
+    candidate = Candidate("zero", "proved", 0, verdict.bound, 0.0, "eps >= 1" if problem.n else "no queries")
+    return make_certificate(
+        problem.inputs,
+        eps,
+        left,
+        right,
+        np.zeros(problem.n),
+        method="zero",
+        details={},
+        verdict=verdict,
+        candidates=[candidate],
+    )

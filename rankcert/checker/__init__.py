@@ -1,0 +1,31 @@
+"""The trusted checker: everything a proved bound rests on, and nothing else.
+
+Read in this order: PROOFS.md (the theorems), inputs.py (what a statement is about), engine.py (how it is walked),
+rows.py (the row check), verdict.py (what it says), claim.py and FORMAT.md (the certificate file),
+verification.py (the two questions), exact.py (the same by ball arithmetic), kernel.h and kernel_lanes.h (the compiled loops).
+
+It imports the standard library, NumPy, threadpoolctl and its own compiled kernel; python-flint on request; nothing
+else of rankcert.
+"""
+
+from rankcert.checker.claim import Claim, read_claim
+from rankcert.checker.engine import Engine
+from rankcert.checker.inputs import Inputs, read_inputs
+from rankcert.checker.rows import check_rows, find_log_normalisers, logit_residual, read_eps
+from rankcert.checker.verdict import Verdict
+from rankcert.checker.verification import audit, verify
+
+__all__ = [
+    "Claim",
+    "Engine",
+    "Inputs",
+    "Verdict",
+    "audit",
+    "check_rows",
+    "find_log_normalisers",
+    "logit_residual",
+    "read_claim",
+    "read_eps",
+    "read_inputs",
+    "verify",
+]

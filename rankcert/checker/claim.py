@@ -1,0 +1,244 @@
+"""The certificate as the checker sees it: a claim about one attention head, and the reader of its file.
+
+A claim carries no bound and no verdict, because none would be believed. The reader treats the file as hostile: it
+caps sizes before it allocates, takes nothing it does not know, and names the rule of FORMAT.md that was broken.
+"""
+
+import json
+import math
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankcert.checker.errors import MalformedCertificate
+from rankcert.checker.inputs import SIZE_LIMIT, Inputs
+
+__all__ = ["FORMAT_NAME", "FORMAT_VERSION", "Claim", "read_claim"]
+
+FORMAT_NAME = "rankcert certificate"
+FORMAT_VERSION = 1
+MAX_HEADER = 2**16
+MAX_FILE = 2**35
+DIGESTS = ("query_sha256", "key_sha256", "key_bias_sha256", "inputs_sha256")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Claim:
+    """`left @ right.T` is within `eps` of the softmax of the inputs with these digests, scale and mask.
+
+    left (n, r), right (m, r), log_normaliser (n,) are float64; `log_normaliser` is advice, believed by nobody.
+    `method` and `details` say how the factors were found; the checker does not look at them.
+    """
+
+    eps: float
+    scale: float
+    causal: bool
+    offset: int
+    digests: dict[str, str]
+    left: np.ndarray
+    right: np.ndarray
+    log_normaliser: np.ndarray
+    method: str
+    details: dict[str, int | float | str]
+
+    @property
+    def rank(self) -> int:
+        """Number of columns of the factors: an upper bound on the rank of their product."""
+        return self.left.shape[1]
+
+    def mismatches(self, inputs: Inputs, eps: float | None) -> Iterator[str]:
+        """In what the claim differs from the caller's problem, one readable line each."""
+        if (self.left.shape[0], self.right.shape[0]) != (inputs.n, inputs.m):
+            yield (
+                f"shape: the certificate is for {self.left.shape[0]} queries and {self.right.shape[0]} keys, "
+                f"the caller's head has {inputs.n} and {inputs.m}"
+            )
+        for name in ("scale", "causal", "offset"):
+            theirs, ours = getattr(self, name), getattr(inputs, name)
+            if theirs != ours:
+                yield f"{name}: the certificate says {theirs!r}, the caller {ours!r}"
+        if eps is not None and self.eps != eps:
+            yield f"eps: the certificate says {self.eps!r}, the caller {eps!r}"
+        for name, what in zip(DIGESTS, ("queries", "keys", "key biases", "inputs as a whole"), strict=True):
+            if self.digests.get(name) != inputs.digests[name]:
+                yield f"{name}: the caller's {what} are not those of the certificate"
+
+
+def read_claim(source: str | os.PathLike | bytes, *, max_bytes: int = MAX_FILE) -> Claim:
+    """Read a certificate from a path or from its bytes. MalformedCertificate names the rule it breaks.
+
+    OSError passes through when the path cannot be read at all.
+    """
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        data = memoryview(source).cast("B")
+        if len(data) > max_bytes:
+            raise MalformedCertificate("file-too-large", f"{len(data)} bytes, at most {max_bytes} are read")
+        return _parse(len(data), lambda start, stop: data[start:stop])
+    with open(source, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise MalformedCertificate("file-too-large", f"{size} bytes, at most {max_bytes} are read")
+
+        def fetch(start: int, stop: int):
+            file.seek(start)
+            return file.read(stop - start)
+
+        return _parse(size, fetch)
+
+
+def _parse(size: int, fetch) -> Claim:
+    # Straight down, each step one refusal; nothing is allocated that the checks before it have not bounded.
+    _require(size >= 8, "truncated", f"{size} bytes; even an empty certificate has 8")
+    (header_size,) = struct.unpack("<Q", _exactly(fetch, 0, 8))
+    _require(header_size <= MAX_HEADER, "header-too-large", f"{header_size} bytes, at most {MAX_HEADER}")
+    _require(
+        8 + header_size <= size, "truncated", f"the header ends at {8 + header_size}, the file at {size}"
+    )
+    header = _json("header", bytes(_exactly(fetch, 8, 8 + header_size)))
+    meta = _metadata(header.pop("__metadata__", None))
+
+    version = meta.pop("format_version", None)
+    _require(_is_int(version), "format-version", f"must be an integer, got {version!r}")
+    _require(version == FORMAT_VERSION, "format-version", f"{version}; this reader knows {FORMAT_VERSION}")
+    n, m, r = (_take(meta, name, _is_size, f"an integer from 0 to 2**30") for name in ("n", "m", "rank"))
+    eps = _take(meta, "eps", lambda x: _is_float(x) and x > 0, "a positive finite number")
+    scale = _take(meta, "scale", _is_float, "a finite number")
+    causal = _take(meta, "causal", lambda x: isinstance(x, bool), "true or false")
+    offset = _take(meta, "offset", lambda x: _is_int(x) and abs(x) <= SIZE_LIMIT, "an integer within +-2**30")
+    _require(causal or offset == 0, "offset", f"{offset}, but only a causal certificate may have one")
+    digests = {name: _take(meta, name, _is_digest, "64 lower-case hexadecimal digits") for name in DIGESTS}
+    method = _take(meta, "method", lambda x: isinstance(x, str), "a string")
+    details = _take(meta, "details", _is_details, "an object of numbers and strings")
+    _take(meta, "writer", lambda x: isinstance(x, str), "a string")
+    _require(not meta, "unknown-field", f"{sorted(meta)} in the metadata")
+
+    shapes = {"left": (n, r), "right": (m, r), "log_normaliser": (n,)}
+    _require(set(header) == set(shapes), "tensors", f"must be {sorted(shapes)}, got {sorted(header)}")
+    spans = {name: _span(name, header[name], shape) for name, shape in shapes.items()}
+    end = 0
+    for start, stop in sorted(spans.values()):
+        _require(start == end, "layout", f"a tensor starts at {start} where the one before ends at {end}")
+        end = stop
+    body = 8 + header_size
+    _require(
+        body + end == size,
+        "truncated" if body + end > size else "trailing-bytes",
+        f"the tensors end at {body + end}, the file at {size}",
+    )
+    arrays = {
+        name: np.frombuffer(bytes(_exactly(fetch, body + start, body + stop)), dtype="<f8").reshape(
+            shapes[name]
+        )
+        for name, (start, stop) in spans.items()
+    }
+    return Claim(
+        eps=eps,
+        scale=scale,
+        causal=causal,
+        offset=offset,
+        digests=digests,
+        method=method,
+        details=details,
+        **arrays,
+    )
+
+
+def _require(condition: bool, reason: str, detail: str) -> None:
+    if not condition:
+        raise MalformedCertificate(reason, detail)
+
+
+def _exactly(fetch, start: int, stop: int):
+    data = fetch(start, stop)
+    _require(len(data) == stop - start, "truncated", f"the file ends before byte {stop}")
+    return data
+
+
+def _json(what: str, text: bytes | str) -> dict:
+    def no_duplicates(pairs):
+        names = [name for name, _ in pairs]
+        _require(len(set(names)) == len(names), "duplicate-key", f"in the {what}")
+        return dict(pairs)
+
+    def no_constant(word):
+        raise ValueError(f"{word} is not a number")
+
+    try:
+        value = json.loads(text, object_pairs_hook=no_duplicates, parse_constant=no_constant)
+    except (ValueError, RecursionError) as error:  # ValueError covers bad UTF-8, bad syntax, absurd integers
+        raise MalformedCertificate("json", f"the {what} is not valid JSON: {str(error)[:200]}") from None
+    _require(isinstance(value, dict), "json", f"the {what} must be an object")
+    return value
+
+
+def _metadata(block) -> dict:
+    _require(
+        isinstance(block, dict) and set(block) == {"rankcert"} and isinstance(block["rankcert"], str),
+        "metadata",
+        'must be {"rankcert": "..."} with one JSON string',
+    )
+    meta = _json("metadata", block["rankcert"])
+    _require(meta.pop("format", None) == FORMAT_NAME, "format", f"must be {FORMAT_NAME!r}")
+    return meta
+
+
+def _take(meta: dict, name: str, fits, what: str):
+    _require(name in meta, "missing-field", f"{name} is not in the metadata")
+    value = meta.pop(name)
+    _require(fits(value), name, f"must be {what}, got {value!r:.100}")
+    return value
+
+
+def _is_int(x) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def _is_size(x) -> bool:
+    return _is_int(x) and 0 <= x <= SIZE_LIMIT
+
+
+def _is_float(x) -> bool:
+    return isinstance(x, float) and math.isfinite(x)
+
+
+def _is_digest(x) -> bool:
+    return isinstance(x, str) and len(x) == 64 and set(x) <= set("0123456789abcdef")
+
+
+def _is_details(x) -> bool:
+    return isinstance(x, dict) and all(isinstance(v, str) or _is_int(v) or _is_float(v) for v in x.values())
+
+
+def _span(name: str, entry, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Where the tensor lies in the buffer, after checking that its entry says exactly what the metadata does."""
+    _require(
+        isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"},
+        "tensor-entry",
+        f"{name} must have dtype, shape and data_offsets",
+    )
+    _require(entry["dtype"] == "F64", "tensor-dtype", f"{name} must be F64, got {entry['dtype']!r:.100}")
+    _require(
+        isinstance(entry["shape"], list)
+        and all(map(_is_int, entry["shape"]))
+        and tuple(entry["shape"]) == shape,
+        "tensor-shape",
+        f"{name} must be {list(shape)} as the metadata says, got {entry['shape']!r:.100}",
+    )
+    offsets = entry["data_offsets"]
+    _require(
+        isinstance(offsets, list)
+        and len(offsets) == 2
+        and all(map(_is_int, offsets))
+        and 0 <= offsets[0] <= offsets[1],
+        "tensor-offsets",
+        f"{name} has {offsets!r:.100}",
+    )
+    _require(
+        offsets[1] - offsets[0] == 8 * math.prod(shape),
+        "tensor-offsets",
+        f"{name} of shape {list(shape)} needs {8 * math.prod(shape)} bytes, got {offsets[1] - offsets[0]}",
+    )
+    return offsets[0], offsets[1]

@@ -1,0 +1,132 @@
+"""What a check says, and the one place where bounds become a verdict."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankcert.checker.inputs import Inputs
+
+__all__ = ["Verdict", "conclude"]
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """The outcome of a check, about the caller's inputs.
+
+    status: PROVED (bound <= eps), REFUTED (the error certainly exceeds eps), UNDECIDED (neither could be shown;
+    `reason` says why), or MEASURED (no eps was asked; `bound` holds). `bool(verdict)` is "certainly proved".
+
+    bound: a proved upper bound on max_i sum_j |P_ij - (U V^T)_ij| (inf when nothing is proved);
+    bound_lower: a proved lower bound on the same number; row_bounds, row_bounds_lower: the same for each row.
+    breakdown: the terms of the worst row's bound, which add up to it.
+    notion: "rank", or "causal rank" when entries above a causal mask were free.
+    engine: how it was computed, hence what is trusted; exact_rows: rows enclosed in ball arithmetic.
+    """
+
+    status: str
+    eps: float | None
+    bound: float
+    bound_lower: float
+    reason: str
+    row_bounds: np.ndarray
+    row_bounds_lower: np.ndarray
+    worst_row: int | None
+    breakdown: dict[str, float]
+    rank: int
+    notion: str
+    shape: tuple[int, int, int]
+    scale: float
+    causal: bool
+    offset: int
+    digests: dict[str, str]
+    engine: str
+    exact_rows: int
+
+    def __bool__(self) -> bool:
+        return self.status == "PROVED"
+
+    def to_dict(self) -> dict:
+        """Plain numbers and strings, for JSON; per-row bounds left out, non-finite bounds as None."""
+        return {
+            "status": self.status,
+            "eps": self.eps,
+            "bound": _finite(self.bound),
+            "bound_lower": _finite(self.bound_lower),
+            "reason": self.reason,
+            "worst_row": self.worst_row,
+            "breakdown": {name: _finite(value) for name, value in self.breakdown.items()},
+            "rank": self.rank,
+            "notion": self.notion,
+            "n": self.shape[0],
+            "m": self.shape[1],
+            "d": self.shape[2],
+            "scale": self.scale,
+            "causal": self.causal,
+            "offset": self.offset,
+            **self.digests,
+            "engine": self.engine,
+            "exact_rows": self.exact_rows,
+        }
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def conclude(
+    inputs: Inputs,
+    rank: int,
+    eps: float | None,
+    upper: np.ndarray,
+    lower: np.ndarray,
+    *,
+    engine: str,
+    breakdown: dict[str, np.ndarray] | None = None,
+    fault: str = "",
+    exact_rows: int = 0,
+) -> Verdict:
+    """The verdict on row errors known to lie in [lower, upper]; with a `fault` nothing is known and it is UNDECIDED.
+
+    The comparisons are written so that NaN proves and refutes nothing.
+    """
+    if fault:
+        upper, lower, breakdown = np.full(inputs.n, np.inf), np.full(inputs.n, -np.inf), None
+    upper = np.where(np.isnan(upper), np.inf, upper)
+    bound = float(upper.max(initial=0.0))
+    bound_lower = float(np.fmax(lower, 0.0).max(initial=0.0))
+    worst = None if fault or not inputs.n else int(np.argmax(upper))
+    if fault:
+        status, reason = "UNDECIDED", fault
+    elif eps is None:
+        status, reason = (
+            ("MEASURED", "no eps was asked") if bound < np.inf else ("UNDECIDED", "no finite bound")
+        )
+    elif bound <= eps:
+        status, reason = "PROVED", f"every row is within eps = {eps!r}"
+    elif bound_lower > eps:
+        status, reason = (
+            "REFUTED",
+            f"row {int(np.nanargmax(lower))} is certainly off by more than eps = {eps!r}",
+        )
+    else:
+        status, reason = "UNDECIDED", f"rounding leaves open whether row {worst} is within eps = {eps!r}"
+    return Verdict(
+        status=status,
+        eps=eps,
+        bound=bound,
+        bound_lower=bound_lower,
+        reason=reason,
+        row_bounds=upper,
+        row_bounds_lower=lower,
+        worst_row=worst,
+        breakdown={name: float(values[worst]) for name, values in (breakdown or {}).items()},
+        rank=rank,
+        notion="causal rank" if inputs.causal else "rank",
+        shape=(inputs.n, inputs.m, inputs.d),
+        scale=inputs.scale,
+        causal=inputs.causal,
+        offset=inputs.offset,
+        digests=inputs.digests,
+        engine=engine,
+        exact_rows=exact_rows,
+    )

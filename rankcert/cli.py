@@ -1,0 +1,439 @@
+"""The command line: `rankcert certify | verify | audit | dimension`.
+
+The answer goes to stdout, one line, or one JSON object with --json; tables and progress go to stderr.
+Exit status: 0 proved (or measured, for audit without eps), 1 refuted, undecided, or other inputs than the
+certificate's, 2 usage or arrays that are no attention head, 3 a malformed certificate file.
+"""
+
+import json
+import sys
+from decimal import ROUND_CEILING, Decimal
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import numpy as np
+import typer
+
+from rankcert.errors import CannotCertify, InvalidInput, MalformedCertificate, RankcertError
+from rankcert.heads import EXAMPLES, Head, example_head, read_arrays, read_head
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="rankcert",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Certified low-rank factorizations of softmax attention heads.\n\n"
+    "Exit status: 0 proved or measured; 1 refuted, undecided or other inputs; 2 usage or invalid arrays; "
+    "3 malformed certificate.",
+)
+
+Inputs = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        help="the head: one .npz or .safetensors holding Q and K, or two .npy files (queries, keys)",
+        show_default=False,
+    ),
+]
+Layer = Annotated[int | None, typer.Option(help="position of the layer, for files of (layers, heads, n, d)")]
+HeadIndex = Annotated[
+    int | None, typer.Option("--head", help="position of the head, for files of many heads")
+]
+Example = Annotated[bool, typer.Option("--example", help="use a small real head shipped with the package")]
+ExampleName = Annotated[str, typer.Option(help=f"which of the shipped heads: {', '.join(EXAMPLES)}")]
+Scale = Annotated[
+    float | None, typer.Option(help="factor of the logits; default: the file's, else 1/sqrt(d)")
+]
+KeyBias = Annotated[
+    Path | None, typer.Option(help=".npy of one number per key, added to the logits; -inf masks")
+]
+Causal = Annotated[
+    bool | None, typer.Option("--causal/--no-causal", help="default: the file's, else not causal")
+]
+Offset = Annotated[
+    int | None, typer.Option(help="key j is allowed for row i iff j <= i + offset (causal only)")
+]
+Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout instead of the line")]
+Threads = Annotated[int | None, typer.Option(min=1, help="threads of the checker; default: all processors")]
+Gemm = Annotated[str, typer.Option(help="matrix products: blas (spot-checked) or portable (own loops)")]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="decide by ball arithmetic alone (needs python-flint; slow)")
+]
+ExactRows = Annotated[
+    int, typer.Option(min=0, metavar="K", help="also enclose the K worst and K random rows in balls")
+]
+Eps = Annotated[float | None, typer.Option(help="tolerance on the worst row's l1 error")]
+
+
+@app.command()
+def certify(
+    inputs: Inputs = None,
+    eps: Annotated[
+        float | None, typer.Option(help="tolerance on the worst row's l1 error (0.1 with --example)")
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="auto, or one construction: exact, taylor, minimax, svd")
+    ] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="save the certificate here and prove it again from the file")
+    ] = None,
+    memory: Annotated[float, typer.Option(help="GiB a construction may use")] = 4.0,
+    layer: Layer = None,
+    head: HeadIndex = None,
+    example: Example = False,
+    example_name: ExampleName = EXAMPLES[0],
+    scale: Scale = None,
+    key_bias: KeyBias = None,
+    causal: Causal = None,
+    offset: Offset = None,
+    threads: Threads = None,
+    json_: Json = False,
+) -> None:
+    """Find a factorization of small rank and prove it within eps."""
+    import rankcert
+
+    given = _read_head(inputs, example, example_name, layer, head)
+    options = _options(given, scale, key_bias, causal, offset)
+    if eps is None and not example:
+        raise typer.BadParameter("say which tolerance you need", param_hint="--eps")
+    if out is None and example:
+        out = Path(f"rankcert-example-{example_name}.safetensors")
+    with _Progress() as progress:
+        certificate = rankcert.certify(
+            given.q,
+            given.k,
+            eps=0.1 if eps is None else eps,
+            method=method,
+            memory=int(memory * 2**30),
+            threads=threads,
+            progress=progress.stage,
+            **options,
+        )
+        verdict = certificate.verdict
+        if out is not None:
+            try:
+                certificate.save(out)
+            except OSError as error:
+                raise InvalidInput(f"cannot write {out}: {error.strerror or error}") from None
+            verdict = rankcert.verify(
+                out,
+                given.q,
+                given.k,
+                threads=threads,
+                progress=progress.stage("verifying the saved file"),
+                **options,
+            )
+    _print_candidates(certificate)
+    _print_verdict(verdict, given.origin)
+    saved = f", saved to {out} and proved again from the file" if out is not None else ""
+    _answer(
+        verdict,
+        json_,
+        f" by {certificate.method}{saved}",
+        {
+            "method": certificate.method,
+            "details": certificate.details,
+            "file": None if out is None else str(out),
+            "candidates": [vars(candidate) for candidate in certificate.candidates],
+        },
+    )
+
+
+@app.command()
+def verify(
+    certificate: Annotated[Path, typer.Argument(help="the certificate file", show_default=False)],
+    inputs: Inputs = None,
+    eps: Annotated[
+        float | None, typer.Option(help="the tolerance you rely on; refused if the file's differs")
+    ] = None,
+    layer: Layer = None,
+    head: HeadIndex = None,
+    example: Example = False,
+    example_name: ExampleName = EXAMPLES[0],
+    scale: Scale = None,
+    key_bias: KeyBias = None,
+    causal: Causal = None,
+    offset: Offset = None,
+    gemm: Gemm = "blas",
+    exact: Exact = False,
+    exact_rows: ExactRows = 0,
+    threads: Threads = None,
+    json_: Json = False,
+) -> None:
+    """Prove a saved certificate again, from your own copy of the head."""
+    from rankcert import checker
+
+    given = _read_head(inputs, example, example_name, layer, head)
+    options = _options(given, scale, key_bias, causal, offset)
+    with _Progress() as progress:
+        try:
+            verdict = checker.verify(
+                certificate,
+                given.q,
+                given.k,
+                eps=eps,
+                gemm=gemm,
+                exact=exact,
+                exact_rows=exact_rows,
+                threads=threads,
+                progress=progress.stage("verifying"),
+                **options,
+            )
+        except OSError as error:
+            raise InvalidInput(f"cannot read {certificate}: {error.strerror or error}") from None
+    _print_verdict(verdict, given.origin)
+    _answer(verdict, json_)
+
+
+@app.command()
+def audit(
+    inputs: Inputs = None,
+    factors: Annotated[
+        Path | None, typer.Option(help=".npz or .safetensors with arrays left and right")
+    ] = None,
+    left: Annotated[Path | None, typer.Option(help=".npy of the left factor, (n, r)")] = None,
+    right: Annotated[Path | None, typer.Option(help=".npy of the right factor, (m, r)")] = None,
+    eps: Eps = None,
+    layer: Layer = None,
+    head: HeadIndex = None,
+    example: Example = False,
+    example_name: ExampleName = EXAMPLES[0],
+    scale: Scale = None,
+    key_bias: KeyBias = None,
+    causal: Causal = None,
+    offset: Offset = None,
+    gemm: Gemm = "blas",
+    exact: Exact = False,
+    exact_rows: ExactRows = 0,
+    threads: Threads = None,
+    json_: Json = False,
+) -> None:
+    """Prove how wrong anybody's factors are: the worst row's l1 error of left @ right.T."""
+    from rankcert import checker
+
+    given = _read_head(inputs, example, example_name, layer, head)
+    options = _options(given, scale, key_bias, causal, offset)
+    u, v = _read_factors(factors, left, right)
+    with _Progress() as progress:
+        verdict = checker.audit(
+            given.q,
+            given.k,
+            u,
+            v,
+            eps=eps,
+            gemm=gemm,
+            exact=exact,
+            exact_rows=exact_rows,
+            threads=threads,
+            progress=progress.stage("auditing"),
+            **options,
+        )
+    _print_verdict(verdict, given.origin)
+    _answer(verdict, json_)
+
+
+@app.command()
+def dimension(
+    inputs: Inputs = None,
+    tol: Annotated[
+        list[float] | None,
+        typer.Option(help="tolerances, repeatable [default: 0 0.01 0.1 0.5]", show_default=False),
+    ] = None,
+    layer: Layer = None,
+    head: HeadIndex = None,
+    example: Example = False,
+    example_name: ExampleName = EXAMPLES[0],
+    scale: Scale = None,
+    key_bias: KeyBias = None,
+    causal: Causal = None,
+    offset: Offset = None,
+    threads: Threads = None,
+    json_: Json = False,
+) -> None:
+    """The visible interaction dimension (tol 0) and r_tau: dimensions the logits need, with the proved residual."""
+    from rankcert.checker import Engine
+    from rankcert.geometry import dimension_report
+    from rankcert.problem import AttentionProblem
+
+    given = _read_head(inputs, example, example_name, layer, head)
+    options = _options(given, scale, key_bias, causal, offset)
+    with _Progress() as progress:
+        problem = AttentionProblem(given.q, given.k, engine=Engine(threads=threads), **options)
+        report = dimension_report(
+            problem, tol or [0.0, 0.01, 0.1, 0.5], progress=progress.stage("scanning dimensions")
+        )
+    _table(
+        f"interaction dimension of {given.origin} (d = {problem.d})",
+        ["tol", "dimension", "proved bound on the softmax change"],
+        [[f"{row.tol:g}", str(row.dimension), _up(row.bound)] for row in report],
+    )
+    if json_:
+        print(json.dumps({"d": problem.d, "dimensions": [vars(row) for row in report]}))
+    else:
+        print(" ".join(f"{row.tol:g}:{row.dimension}" for row in report))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line. Returns the exit status of a refusal; every other end is a SystemExit."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        app(argv)
+    except MalformedCertificate as error:
+        return _fail(argv, error.reason, f"malformed certificate: {error}", 3)
+    except InvalidInput as error:
+        return _fail(argv, "invalid-input", str(error), 2)
+    except CannotCertify as error:
+        return _fail(argv, "cannot-certify", str(error), 1)
+    except RankcertError as error:
+        return _fail(argv, type(error).__name__, str(error), 1)
+    except MemoryError:
+        return _fail(argv, "out-of-memory", "not enough memory for this problem", 1)
+    return 0
+
+
+def _fail(argv: list[str], reason: str, message: str, status: int) -> int:
+    if "--json" in argv:
+        print(json.dumps({"error": reason, "message": message}))
+    print(f"rankcert: {message}", file=sys.stderr)
+    return status
+
+
+def _read_head(inputs, example: bool, name: str, layer: int | None, head: int | None) -> Head:
+    if example and inputs:
+        raise typer.BadParameter("give files or --example, not both", param_hint="inputs")
+    if example:
+        return example_head(name)
+    return read_head(inputs or [], layer, head)
+
+
+def _options(given: Head, scale, key_bias: Path | None, causal, offset) -> dict:
+    options = given.options()
+    options |= {
+        name: value
+        for name, value in (("scale", scale), ("causal", causal), ("offset", offset))
+        if value is not None
+    }
+    if key_bias is not None:
+        options["key_bias"] = _read_npy(key_bias)
+    return options
+
+
+def _read_npy(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, EOFError) as error:
+        raise InvalidInput(f"{path} is not a readable .npy file: {error}") from None
+
+
+def _read_factors(
+    factors: Path | None, left: Path | None, right: Path | None
+) -> tuple[np.ndarray, np.ndarray]:
+    if factors is not None and left is None and right is None:
+        arrays = read_arrays(factors)
+        missing = {"left", "right"} - set(arrays)
+        if missing:
+            raise InvalidInput(f"{factors} must hold arrays left and right; it holds {sorted(arrays)}")
+        return arrays["left"], arrays["right"]
+    if factors is None and left is not None and right is not None:
+        return _read_npy(left), _read_npy(right)
+    raise typer.BadParameter("give --factors FILE, or --left FILE and --right FILE", param_hint="factors")
+
+
+class _Progress:
+    """Progress on stderr when it is a terminal; silent otherwise. Shown only for work that lasts."""
+
+    def __enter__(self):
+        self._bar = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error):
+        if self._bar is not None:
+            self._bar.stop()
+
+    def stage(self, name: str):
+        if self._bar is None:
+            return None
+        for task in self._bar.task_ids:
+            self._bar.remove_task(task)
+        task = self._bar.add_task(name, total=None)
+        return lambda done, total: self._bar.update(task, completed=done, total=total)
+
+
+def _table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    for column in table.columns:
+        column.overflow = "fold"
+    Console(stderr=True).print(table)
+
+
+def _print_candidates(certificate) -> None:
+    rows = [
+        [
+            c.method,
+            c.status,
+            "" if c.rank is None else str(c.rank),
+            "" if c.bound is None else _up(c.bound),
+            f"{c.seconds:.2f}",
+            c.note,
+        ]
+        for c in certificate.candidates
+    ]
+    _table("constructions", ["method", "status", "rank", "proved bound", "seconds", "note"], rows)
+
+
+def _print_verdict(verdict, origin: str) -> None:
+    n, m, d = verdict.shape
+    rows = [
+        ["head", origin],
+        [
+            "problem",
+            f"n = {n}, m = {m}, d = {d}, scale = {verdict.scale!r}, "
+            + (f"causal with offset {verdict.offset}" if verdict.causal else "not causal"),
+        ],
+        ["inputs SHA-256", verdict.digests["inputs_sha256"]],
+        [verdict.notion, str(verdict.rank)],
+        ["eps", "none" if verdict.eps is None else repr(verdict.eps)],
+        ["bound", _up(verdict.bound)],
+        *([["worst row", str(verdict.worst_row)]] if verdict.worst_row is not None else []),
+        *([f"  {name}", _up(value)] for name, value in verdict.breakdown.items()),
+        ["computed by", verdict.engine],
+        ["verdict", f"{verdict.status}: {verdict.reason}"],
+    ]
+    _table("verdict", ["", ""], rows)
+
+
+def _answer(verdict, as_json: bool, tail: str = "", extra: dict | None = None) -> NoReturn:
+    if as_json:
+        print(json.dumps(verdict.to_dict() | (extra or {})))
+    elif verdict.status in ("PROVED", "MEASURED"):
+        print(f"{verdict.status} {verdict.notion} {verdict.rank} bound {_up(verdict.bound)}{tail}")
+    else:
+        print(f"{verdict.status} {verdict.reason}")
+    raise typer.Exit(0 if verdict.status in ("PROVED", "MEASURED") else 1)
+
+
+def _up(value: float, digits: int = 6) -> str:
+    """A bound in few digits, rounded up so that what is printed holds too."""
+    if not 0 < value < float("inf"):
+        return f"{value:g}"
+    exact = Decimal(value)
+    step = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    return f"{float(exact.quantize(step, rounding=ROUND_CEILING)):.{digits}g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Attention heads in files: reading one, and the real ones shipped with the package."""
+
+import json
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from rankcert.errors import InvalidInput
+
+__all__ = ["EXAMPLES", "Head", "example_head", "read_arrays", "read_head"]
+
+EXAMPLES = ("diffuse", "peaked", "causal")
+NAMES = {"q": ("Q", "q"), "k": ("K", "k")}
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """One head as it stands in a file: q (n, d), k (m, d), and what else the file says (None: it does not)."""
+
+    q: np.ndarray
+    k: np.ndarray
+    scale: float | None = None
+    key_bias: np.ndarray | None = None
+    causal: bool | None = None
+    offset: int | None = None
+    origin: str = ""
+
+    def options(self) -> dict:
+        """Keyword arguments for `certify`, `verify`, `audit`: only what the file says."""
+        named = {name: getattr(self, name) for name in ("scale", "key_bias", "causal", "offset")}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def example_head(name: str = "diffuse") -> Head:
+    """A small real head shipped with the package: "diffuse", "peaked" (both bidirectional) or "causal".
+
+    `origin` says which model, layer, head and text it comes from; licences: rankcert/data/README.md.
+
+    >>> import rankcert
+    >>> rankcert.example_head("causal").q.shape
+    (256, 64)
+    """
+    if name not in EXAMPLES:
+        raise InvalidInput(f"the example heads are {', '.join(EXAMPLES)}; got {name!r}")
+    with resources.as_file(resources.files("rankcert") / "data" / f"{name}.npz") as path:
+        return read_head([path])
+
+
+def read_head(paths: Sequence[str | os.PathLike], layer: int | None = None, head: int | None = None) -> Head:
+    """Read one head from an .npz or .safetensors file, or from two .npy files (queries, then keys).
+
+    A file names its arrays Q and K (or q and k), 2-D (n, d), or with leading axes (heads,) or (layers, heads) of
+    which `layer` and `head` choose one by position; `scale`, `causal`, `offset` and `key_bias` are read when there.
+    .npy files are memory-mapped. Raises InvalidInput, naming the file.
+    """
+    paths = [Path(path) for path in paths]
+    suffixes = [path.suffix.lower() for path in paths]
+    if suffixes == [".npy", ".npy"]:
+        arrays = {"q": _load_npy(paths[0]), "k": _load_npy(paths[1])}
+    elif suffixes in ([".npz"], [".safetensors"]):
+        arrays = read_arrays(paths[0])
+    else:
+        shown = " ".join(map(str, paths)) or "nothing"
+        raise InvalidInput(
+            f"expected one .npz or .safetensors file, or two .npy files (queries, keys); got {shown}"
+        )
+    where = str(paths[0])
+    q, k = (
+        _choose(_named(arrays, names, where), layer, head, f"{names[0]} of {where}")
+        for names in NAMES.values()
+    )
+    bias = arrays.get("key_bias")
+    origin = arrays.get("origin")
+    return Head(
+        q=q,
+        k=k,
+        scale=_scalar(arrays, "scale", float, where),
+        key_bias=None if bias is None else np.asarray(bias),
+        causal=_scalar(arrays, "causal", bool, where),
+        offset=_scalar(arrays, "offset", int, where),
+        origin=where if origin is None else str(origin),
+    )
+
+
+def read_arrays(path: str | os.PathLike) -> Mapping[str, np.ndarray]:
+    """All arrays of an .npz or .safetensors file (never pickled objects); InvalidInput if it is not one."""
+    path = Path(path)
+    try:
+        if path.suffix.lower() == ".safetensors":
+            import safetensors
+
+            with safetensors.safe_open(path, framework="numpy") as file:
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+                said = file.metadata() or {}
+            scalars = {
+                name: np.asarray(json.loads(said[name]))
+                for name in ("scale", "causal", "offset")
+                if name in said
+            }
+            return scalars | arrays
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+    except (
+        Exception
+    ) as error:  # every library has its own idea of a broken file; none of them is a traceback to us
+        raise InvalidInput(
+            f"{path} is not a readable {path.suffix or 'array'} file: {str(error)[:200]}"
+        ) from None
+
+
+def _load_npy(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InvalidInput(f"{path} is not a readable .npy file: {str(error)[:200]}") from None
+
+
+def _named(arrays: Mapping[str, np.ndarray], names: Sequence[str], where: str) -> np.ndarray:
+    found = [name for name in names if name in arrays]
+    if len(found) != 1:
+        raise InvalidInput(
+            f"{where} must hold one array named {' or '.join(names)}; it holds {sorted(arrays)}"
+        )
+    return arrays[found[0]]
+
+
+def _choose(array: np.ndarray, layer: int | None, head: int | None, what: str) -> np.ndarray:
+    indices = {2: (), 3: (("head", head),), 4: (("layer", layer), ("head", head))}.get(array.ndim)
+    if indices is None:
+        raise InvalidInput(
+            f"{what} must be (n, d), (heads, n, d) or (layers, heads, n, d), got {array.shape}"
+        )
+    if layer is not None and array.ndim < 4 or head is not None and array.ndim < 3:
+        raise InvalidInput(f"{what} has shape {array.shape}: there is no layer or head to choose")
+    for name, index in indices:
+        count = array.shape[0]
+        if index is None:
+            raise InvalidInput(f"{what} has shape {array.shape}: choose one with {name} (0 to {count - 1})")
+        if not 0 <= index < count:
+            raise InvalidInput(f"{what} has {name} 0 to {count - 1}, got {index}")
+        array = array[index]
+    return array
+
+
+def _scalar(arrays: Mapping[str, np.ndarray], name: str, kind: type, where: str):
+    if name not in arrays:
+        return None
+    value = np.asarray(arrays[name])
+    kinds = {float: "fiu", int: "iu", bool: "b"}[kind]
+    if value.ndim or value.dtype.kind not in kinds:
+        raise InvalidInput(
+            f"{name} in {where} must be one {kind.__name__}, got {value.dtype} of shape {value.shape}"
+        )
+    return kind(value)
