@@ -6,17 +6,19 @@ temporary name that is renamed when complete.
 """
 
 import json
+import math
 import os
-import tempfile
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 
 from rankcert.checker import Claim, Inputs, Verdict, read_claim
-from rankcert.checker.claim import FORMAT_NAME, FORMAT_VERSION
+from rankcert.checker.claim import FORMAT_NAME, FORMAT_VERSION, MAX_HEADER, read_fields
 from rankcert.checker.inputs import exact_float64
 from rankcert.errors import InvalidInput
 
@@ -66,21 +68,28 @@ class Certificate(Claim):
     def apply(self, values) -> np.ndarray:
         """The approximate attention output: left (right^T values), or its causal form by prefix sums.
 
-        values (m, ...) float; the result (n, ...) is float64. Costs O((n + m) rank) per value column; never n x m.
-        Rows of `values` at keys whose factor row is zero (masked keys) are not read, so they may hold anything.
+        values (m, ...) finite; the result (n, ...) is float64. Costs O((n + m) rank) per value column; never n x m.
+        Rows of `values` at keys whose factor row is zero (masked keys), or which no row may see, may hold anything.
         Each output row is within bound * max_j ||values_j|| of exact attention in any norm, plus the rounding of
         this product (not part of `bound`).
         """
-        values = np.asarray(values)
-        if values.ndim < 1 or values.shape[0] != self.right.shape[0]:
-            raise InvalidInput(
-                f"values must have one row per key ({self.right.shape[0]}), got shape {values.shape}"
-            )
+        n, m = self.left.shape[0], self.right.shape[0]
+        try:
+            shape = np.shape(values)
+        except ValueError as error:  # a ragged list
+            raise InvalidInput(f"values is not an array of numbers: {error}") from None
+        if len(shape) < 1 or shape[0] != m:
+            raise InvalidInput(f"values must have one row per key ({m}), got shape {shape}")
+        flat = exact_float64("values", values, len(shape)).reshape(m, math.prod(shape[1:]))
         used = self.right.any(axis=1)
-        flat = exact_float64("values", values.reshape(values.shape[0], -1), 2)
+        if self.causal:
+            used[max(0, n + self.offset) :] = False
         flat = np.where(used[:, None], flat, 0.0)
+        bad = ~np.isfinite(flat).all(axis=1)
+        if bad.any():  # it would reach rows that may not see this key
+            raise InvalidInput(f"values row {int(np.argmax(bad))} is not finite, and its key is in use")
         out = self._apply_causal(flat) if self.causal else self.left @ (self.right.T @ flat)
-        return out.reshape(self.left.shape[0], *values.shape[1:])
+        return out.reshape(n, *shape[1:])
 
     def _apply_causal(self, flat: np.ndarray) -> np.ndarray:
         n, m = self.left.shape[0], self.right.shape[0]
@@ -105,21 +114,20 @@ class Certificate(Claim):
     def save(self, path: str | os.PathLike) -> None:
         """Write the certificate file; an existing file is replaced only once the new one is complete."""
         path = Path(path)
-        handle, temporary = tempfile.mkstemp(prefix=path.name + ".", suffix=".tmp", dir=path.parent)
-        os.close(handle)
+        temporary = path.parent / f".rankcert-{secrets.token_hex(8)}.tmp"
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # less the umask
         try:
             safetensors.numpy.save_file(self._tensors(), temporary, metadata=self._metadata())
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(temporary, 0o666 & ~mask)  # mkstemp made it private
             os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        except safetensors.SafetensorError as error:  # how a full disk is reported
+            raise OSError(f"cannot write {path}: {error}") from None
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def _tensors(self) -> dict[str, np.ndarray]:
         return {
-            name: np.ascontiguousarray(getattr(self, name)) for name in ("left", "right", "log_normaliser")
+            name: np.ascontiguousarray(getattr(self, name), dtype=np.float64)
+            for name in ("left", "right", "log_normaliser")
         }
 
     def _metadata(self) -> dict[str, str]:
@@ -136,12 +144,15 @@ class Certificate(Claim):
             "causal": self.causal,
             "offset": self.offset,
             "method": self.method,
-            "details": self.details,
+            "details": dict(self.details),
             "writer": f"rankcert {__version__}",
             **self.digests,
         }
-        # one entry only: safetensors does not keep the order of several
-        return {"rankcert": json.dumps(fields, sort_keys=True, allow_nan=False)}
+        text = json.dumps(fields, sort_keys=True, allow_nan=False)
+        read_fields(text)  # what the reader would refuse is not written
+        if len(json.dumps(text)) > MAX_HEADER - 1024:  # the rest is for the entries of the tensors
+            raise InvalidInput(f"the details of this certificate are too long for its file: {len(text)} characters")
+        return {"rankcert": text}  # one entry only: safetensors does not keep the order of several
 
 
 def make_certificate(
@@ -152,22 +163,28 @@ def make_certificate(
     log_normaliser: np.ndarray,
     *,
     method: str,
-    details: dict[str, int | float | str],
+    details: Mapping[str, int | float | str],
     verdict: Verdict,
     candidates: Sequence[Candidate] = (),
 ) -> Certificate:
-    """The record for factors that `verdict` speaks about."""
+    """The record for factors that `verdict` speaks about; it holds them as float64 that cannot be written to."""
+    arrays = {
+        "left": exact_float64("left", left, 2),
+        "right": exact_float64("right", right, 2),
+        "log_normaliser": exact_float64("log_normaliser", log_normaliser, 1),
+    }
+    arrays = {name: array.view() for name, array in arrays.items()}
+    for array in arrays.values():
+        array.flags.writeable = False
     return Certificate(
         eps=eps,
         scale=inputs.scale,
         causal=inputs.causal,
         offset=inputs.offset,
         digests=inputs.digests,
-        left=left,
-        right=right,
-        log_normaliser=log_normaliser,
+        **arrays,
         method=method,
-        details=details,
+        details=dict(details),
         verdict=verdict,
         candidates=tuple(candidates),
     )

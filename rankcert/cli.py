@@ -8,8 +8,10 @@ certificate's, 2 usage or arrays that are no attention head, 3 a malformed certi
 import json
 import sys
 from decimal import ROUND_CEILING, Decimal
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, NoReturn
+from zipfile import BadZipFile
 
 import numpy as np
 import typer
@@ -99,13 +101,15 @@ def certify(
         raise typer.BadParameter("say which tolerance you need", param_hint="--eps")
     if out is None and example:
         out = Path(f"rankcert-example-{example_name}.safetensors")
+    if out is not None and out.resolve() in [path.resolve() for path in inputs or []]:
+        raise typer.BadParameter("this would overwrite the head", param_hint="--out")
     with _Progress() as progress:
         certificate = rankcert.certify(
             given.q,
             given.k,
             eps=0.1 if eps is None else eps,
             method=method,
-            memory=int(memory * 2**30),
+            memory=_bytes(memory),
             threads=threads,
             progress=progress.stage,
             **options,
@@ -135,7 +139,10 @@ def certify(
             "method": certificate.method,
             "details": certificate.details,
             "file": None if out is None else str(out),
-            "candidates": [vars(candidate) for candidate in certificate.candidates],
+            "candidates": [
+                vars(c) | {"bound": c.bound if c.bound is not None and isfinite(c.bound) else None}
+                for c in certificate.candidates
+            ],
         },
     )
 
@@ -269,7 +276,7 @@ def dimension(
         [[f"{row.tol:g}", str(row.dimension), _up(row.bound)] for row in report],
     )
     if json_:
-        print(json.dumps({"d": problem.d, "dimensions": [vars(row) for row in report]}))
+        print(json.dumps({"d": problem.d, "dimensions": [row._asdict() for row in report]}, allow_nan=False))
     else:
         print(" ".join(f"{row.tol:g}:{row.dimension}" for row in report))
 
@@ -309,6 +316,8 @@ def _read_head(inputs, example: bool, name: str, layer: int | None, head: int | 
 
 def _options(given: Head, scale, key_bias: Path | None, causal, offset) -> dict:
     options = given.options()
+    if causal is False:
+        options.pop("offset", None)  # the file's offset belongs to the mask that was just declined
     options |= {
         name: value
         for name, value in (("scale", scale), ("causal", causal), ("offset", offset))
@@ -321,11 +330,20 @@ def _options(given: Head, scale, key_bias: Path | None, causal, offset) -> dict:
 
 def _read_npy(path: Path) -> np.ndarray:
     try:
-        return np.load(path, allow_pickle=False)
+        array = np.load(path, allow_pickle=False)
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, BadZipFile) as error:
         raise InvalidInput(f"{path} is not a readable .npy file: {error}") from None
+    if not isinstance(array, np.ndarray):
+        raise InvalidInput(f"{path} is not a .npy file but an .npz archive")
+    return array
+
+
+def _bytes(gib: float) -> int:
+    if not 0 < gib < float("inf"):
+        raise typer.BadParameter(f"must be a positive number of GiB, got {gib}", param_hint="--memory")
+    return max(1, int(gib * 2**30))
 
 
 def _read_factors(
@@ -377,7 +395,8 @@ def _table(title: str, columns: list[str], rows: list[list[str]]) -> None:
         table.add_row(*row)
     for column in table.columns:
         column.overflow = "fold"
-    Console(stderr=True).print(table)
+    # what stands in brackets in a path or a reason is text, no markup
+    Console(stderr=True, markup=False, emoji=False, highlight=False).print(table)
 
 
 def _print_candidates(certificate) -> None:
@@ -418,7 +437,7 @@ def _print_verdict(verdict, origin: str) -> None:
 
 def _answer(verdict, as_json: bool, tail: str = "", extra: dict | None = None) -> NoReturn:
     if as_json:
-        print(json.dumps(verdict.to_dict() | (extra or {})))
+        print(json.dumps(verdict.to_dict() | (extra or {}), allow_nan=False))
     elif verdict.status in ("PROVED", "MEASURED"):
         print(f"{verdict.status} {verdict.notion} {verdict.rank} bound {_up(verdict.bound)}{tail}")
     else:

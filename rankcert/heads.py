@@ -95,7 +95,7 @@ def read_arrays(path: str | os.PathLike) -> Mapping[str, np.ndarray]:
             import safetensors
 
             with safetensors.safe_open(path, framework="numpy") as file:
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+                arrays = {name: file.get_tensor(name) for name in file.keys()}
                 said = file.metadata() or {}
             scalars = {
                 name: np.asarray(json.loads(said[name]))
@@ -139,7 +139,7 @@ def _choose(array: np.ndarray, layer: int | None, head: int | None, what: str) -
         raise InvalidInput(
             f"{what} must be (n, d), (heads, n, d) or (layers, heads, n, d), got {array.shape}"
         )
-    if layer is not None and array.ndim < 4 or head is not None and array.ndim < 3:
+    if (layer is not None and array.ndim < 4) or (head is not None and array.ndim < 3):
         raise InvalidInput(f"{what} has shape {array.shape}: there is no layer or head to choose")
     for name, index in indices:
         count = array.shape[0]

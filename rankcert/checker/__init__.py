@@ -2,7 +2,8 @@
 
 Read in this order: PROOFS.md (the theorems), inputs.py (what a statement is about), engine.py (how it is walked),
 rows.py (the row check), verdict.py (what it says), claim.py and FORMAT.md (the certificate file),
-verification.py (the two questions), exact.py (the same by ball arithmetic), kernel.h and kernel_lanes.h (the compiled loops).
+verification.py (the two questions), exact.py (the same by ball arithmetic), kernel.h and kernel_lanes.h (the
+compiled loops).
 
 It imports the standard library, NumPy, threadpoolctl and its own compiled kernel; python-flint on request; nothing
 else of rankcert.

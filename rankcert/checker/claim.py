@@ -16,12 +16,14 @@ import numpy as np
 from rankcert.checker.errors import MalformedCertificate
 from rankcert.checker.inputs import SIZE_LIMIT, Inputs
 
-__all__ = ["FORMAT_NAME", "FORMAT_VERSION", "Claim", "read_claim"]
+__all__ = ["FORMAT_NAME", "FORMAT_VERSION", "MAX_HEADER", "Claim", "read_claim", "read_fields"]
 
 FORMAT_NAME = "rankcert certificate"
 FORMAT_VERSION = 1
+MAX_FILE = 2**35  # bytes
 MAX_HEADER = 2**16
-MAX_FILE = 2**35
+MAX_BRACKETS = 64  # "{" and "[" in one JSON text, which bounds its nesting before it is parsed
+MAX_DIGITS = 20  # characters of an integer
 DIGESTS = ("query_sha256", "key_sha256", "key_bias_sha256", "inputs_sha256")
 
 
@@ -98,25 +100,17 @@ def _parse(size: int, fetch) -> Claim:
         8 + header_size <= size, "truncated", f"the header ends at {8 + header_size}, the file at {size}"
     )
     header = _json("header", bytes(_exactly(fetch, 8, 8 + header_size)))
-    meta = _metadata(header.pop("__metadata__", None))
+    block = header.pop("__metadata__", None)
+    _require(
+        isinstance(block, dict) and set(block) == {"rankcert"} and isinstance(block["rankcert"], str),
+        "metadata",
+        'must be {"rankcert": "..."} with one JSON string',
+    )
+    fields = read_fields(block["rankcert"])
 
-    version = meta.pop("format_version", None)
-    _require(_is_int(version), "format-version", f"must be an integer, got {version!r}")
-    _require(version == FORMAT_VERSION, "format-version", f"{version}; this reader knows {FORMAT_VERSION}")
-    n, m, r = (_take(meta, name, _is_size, f"an integer from 0 to 2**30") for name in ("n", "m", "rank"))
-    eps = _take(meta, "eps", lambda x: _is_float(x) and x > 0, "a positive finite number")
-    scale = _take(meta, "scale", _is_float, "a finite number")
-    causal = _take(meta, "causal", lambda x: isinstance(x, bool), "true or false")
-    offset = _take(meta, "offset", lambda x: _is_int(x) and abs(x) <= SIZE_LIMIT, "an integer within +-2**30")
-    _require(causal or offset == 0, "offset", f"{offset}, but only a causal certificate may have one")
-    digests = {name: _take(meta, name, _is_digest, "64 lower-case hexadecimal digits") for name in DIGESTS}
-    method = _take(meta, "method", lambda x: isinstance(x, str), "a string")
-    details = _take(meta, "details", _is_details, "an object of numbers and strings")
-    _take(meta, "writer", lambda x: isinstance(x, str), "a string")
-    _require(not meta, "unknown-field", f"{sorted(meta)} in the metadata")
-
+    n, m, r = fields["n"], fields["m"], fields["rank"]
     shapes = {"left": (n, r), "right": (m, r), "log_normaliser": (n,)}
-    _require(set(header) == set(shapes), "tensors", f"must be {sorted(shapes)}, got {sorted(header)}")
+    _require(set(header) == set(shapes), "tensors", f"must be {sorted(shapes)}, got {_shown(sorted(header))}")
     spans = {name: _span(name, header[name], shape) for name, shape in shapes.items()}
     end = 0
     for start, stop in sorted(spans.values()):
@@ -135,20 +129,48 @@ def _parse(size: int, fetch) -> Claim:
         for name, (start, stop) in spans.items()
     }
     return Claim(
-        eps=eps,
-        scale=scale,
-        causal=causal,
-        offset=offset,
-        digests=digests,
-        method=method,
-        details=details,
+        eps=fields["eps"],
+        scale=fields["scale"],
+        causal=fields["causal"],
+        offset=fields["offset"],
+        digests={name: fields[name] for name in DIGESTS},
+        method=fields["method"],
+        details=fields["details"],
         **arrays,
     )
+
+
+def read_fields(text: str) -> dict:
+    """The fields of the metadata string, each as FORMAT.md wants it, or MalformedCertificate."""
+    meta = _json("metadata", text)
+    _require(meta.pop("format", None) == FORMAT_NAME, "format", f"must be {FORMAT_NAME!r}")
+    version = meta.pop("format_version", None)
+    _require(
+        _is_int(version) and version == FORMAT_VERSION,
+        "format-version",
+        f"{_shown(version)}; this reader knows {FORMAT_VERSION}",
+    )
+    fields = {}
+    for name, (fits, what) in FIELDS.items():
+        _require(name in meta, "missing-field", f"{name} is not in the metadata")
+        fields[name] = meta.pop(name)
+        _require(fits(fields[name]), name, f"must be {what}, got {_shown(fields[name])}")
+    _require(
+        fields["causal"] or fields["offset"] == 0,
+        "offset",
+        f"{fields['offset']}, but only a causal certificate may have one",
+    )
+    _require(not meta, "unknown-field", f"{_shown(sorted(meta))} in the metadata")
+    return fields
 
 
 def _require(condition: bool, reason: str, detail: str) -> None:
     if not condition:
         raise MalformedCertificate(reason, detail)
+
+
+def _shown(value) -> str:
+    return f"{value!r:.100}"  # repr escapes what a terminal would obey
 
 
 def _exactly(fetch, start: int, stop: int):
@@ -166,30 +188,20 @@ def _json(what: str, text: bytes | str) -> dict:
     def no_constant(word):
         raise ValueError(f"{word} is not a number")
 
+    def short_integer(word):
+        if len(word) > MAX_DIGITS or word == "-0":
+            raise ValueError(f"{word:.30} is not an integer of at most {MAX_DIGITS} characters")
+        return int(word)
+
     try:
-        value = json.loads(text, object_pairs_hook=no_duplicates, parse_constant=no_constant)
-    except (ValueError, RecursionError) as error:  # ValueError covers bad UTF-8, bad syntax, absurd integers
+        text = str(text, "utf-8") if isinstance(text, bytes) else text
+        if not text.startswith("{") or text.count("{") + text.count("[") > MAX_BRACKETS:
+            raise ValueError(f'it must begin with "{{" and open at most {MAX_BRACKETS} brackets')
+        return json.loads(
+            text, object_pairs_hook=no_duplicates, parse_constant=no_constant, parse_int=short_integer
+        )
+    except ValueError as error:  # bad UTF-8 and bad syntax too; the brackets counted, no recursion is deep
         raise MalformedCertificate("json", f"the {what} is not valid JSON: {str(error)[:200]}") from None
-    _require(isinstance(value, dict), "json", f"the {what} must be an object")
-    return value
-
-
-def _metadata(block) -> dict:
-    _require(
-        isinstance(block, dict) and set(block) == {"rankcert"} and isinstance(block["rankcert"], str),
-        "metadata",
-        'must be {"rankcert": "..."} with one JSON string',
-    )
-    meta = _json("metadata", block["rankcert"])
-    _require(meta.pop("format", None) == FORMAT_NAME, "format", f"must be {FORMAT_NAME!r}")
-    return meta
-
-
-def _take(meta: dict, name: str, fits, what: str):
-    _require(name in meta, "missing-field", f"{name} is not in the metadata")
-    value = meta.pop(name)
-    _require(fits(value), name, f"must be {what}, got {value!r:.100}")
-    return value
 
 
 def _is_int(x) -> bool:
@@ -208,8 +220,30 @@ def _is_digest(x) -> bool:
     return isinstance(x, str) and len(x) == 64 and set(x) <= set("0123456789abcdef")
 
 
+def _is_text(x) -> bool:
+    return isinstance(x, str) and all(" " <= c <= "~" for c in x)
+
+
 def _is_details(x) -> bool:
-    return isinstance(x, dict) and all(isinstance(v, str) or _is_int(v) or _is_float(v) for v in x.values())
+    return isinstance(x, dict) and all(
+        _is_text(name) and (_is_text(v) or _is_int(v) or _is_float(v)) for name, v in x.items()
+    )
+
+
+# In the order they are checked; a field that does not fit is refused under its own name.
+FIELDS = {
+    "n": (_is_size, "an integer from 0 to 2**30"),
+    "m": (lambda x: _is_size(x) and x > 0, "an integer from 1 to 2**30"),
+    "rank": (_is_size, "an integer from 0 to 2**30"),
+    "eps": (lambda x: _is_float(x) and x > 0, "a positive finite number, written with a point or exponent"),
+    "scale": (_is_float, "a finite number, written with a point or exponent"),
+    "causal": (lambda x: isinstance(x, bool), "true or false"),
+    "offset": (lambda x: _is_int(x) and abs(x) <= SIZE_LIMIT, "an integer within +-2**30"),
+    **{name: (_is_digest, "64 lower-case hexadecimal digits") for name in DIGESTS},
+    "method": (_is_text, "a string of printable ASCII"),
+    "details": (_is_details, "an object of numbers and strings of printable ASCII"),
+    "writer": (_is_text, "a string of printable ASCII"),
+}
 
 
 def _span(name: str, entry, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -219,13 +253,13 @@ def _span(name: str, entry, shape: tuple[int, ...]) -> tuple[int, int]:
         "tensor-entry",
         f"{name} must have dtype, shape and data_offsets",
     )
-    _require(entry["dtype"] == "F64", "tensor-dtype", f"{name} must be F64, got {entry['dtype']!r:.100}")
+    _require(entry["dtype"] == "F64", "tensor-dtype", f"{name} must be F64, got {_shown(entry['dtype'])}")
     _require(
         isinstance(entry["shape"], list)
         and all(map(_is_int, entry["shape"]))
         and tuple(entry["shape"]) == shape,
         "tensor-shape",
-        f"{name} must be {list(shape)} as the metadata says, got {entry['shape']!r:.100}",
+        f"{name} must be {list(shape)} as the metadata says, got {_shown(entry['shape'])}",
     )
     offsets = entry["data_offsets"]
     _require(
@@ -234,7 +268,7 @@ def _span(name: str, entry, shape: tuple[int, ...]) -> tuple[int, int]:
         and all(map(_is_int, offsets))
         and 0 <= offsets[0] <= offsets[1],
         "tensor-offsets",
-        f"{name} has {offsets!r:.100}",
+        f"{name} has {_shown(offsets)}",
     )
     _require(
         offsets[1] - offsets[0] == 8 * math.prod(shape),

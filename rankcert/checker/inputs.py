@@ -87,7 +87,7 @@ def exact_float64(name: str, values, ndim: int) -> np.ndarray:
         hint = "; for files of many heads use `rankcert heads`" if array.ndim > ndim == 2 else ""
         raise InvalidInput(f"{name} must be {ndim}-D (one head), got shape {array.shape}{hint}")
     kind, size = array.dtype.kind, array.dtype.itemsize
-    if not (kind == "f" and size <= 8 or kind in "iu"):
+    if not ((kind == "f" and size <= 8) or kind in "iu"):
         raise InvalidInput(f"{name} must be integer, float16, float32 or float64, got dtype {array.dtype}")
     if kind in "iu" and size == 8 and array.size and max(int(array.max()), -int(array.min())) > 2**53:
         raise InvalidInput(f"{name} has an integer beyond 2**53, which float64 cannot hold exactly")

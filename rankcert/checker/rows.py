@@ -7,7 +7,7 @@ import numpy as np
 from rankcert.checker import _kernel
 from rankcert.checker.engine import Engine, ProductFault, sweep
 from rankcert.checker.errors import InvalidInput
-from rankcert.checker.inputs import SIZE_LIMIT, Inputs, exact_float64
+from rankcert.checker.inputs import Inputs, exact_float64
 from rankcert.checker.kernel import BLOCK, EPS_M, LANES, exponentials, require_safe_arithmetic
 from rankcert.checker.verdict import Verdict, conclude
 
@@ -68,13 +68,11 @@ def check_rows(
     if eps is not None:
         eps = read_eps(eps)
     n, r = left.shape
-    if (
-        n == 0 or r == 0
-    ):  # by rule: nothing to approximate, or B = 0, whose rows are off by exactly sum_j P_ij = 1
+    if n == 0 or r == 0:
+        # By rule: nothing to approximate, or B = 0, whose rows are off by exactly sum_j P_ij = 1.
         one = np.ones(n)
-        return conclude(
-            inputs, r, eps, one, one, breakdown={"the zero matrix": one}, engine="rule, no arithmetic"
-        )
+        breakdown = {"the zero matrix": one} if n else None
+        return conclude(inputs, r, eps, one, one, breakdown=breakdown, engine="rule, no arithmetic")
 
     fault = factor_fault(left, right)
     tau = np.zeros(n) if fault else _tau_upper(left, right)
@@ -110,13 +108,16 @@ def check_rows(
     if fault:
         return conclude(inputs, r, eps, weight, error, fault=fault, engine=engine.describe())
 
+    usable = (weight >= 0.5) & (weight < np.inf)  # false for NaN
+    if not usable.all():
+        row = int(np.argmin(usable))
+        fault = f"row {row}: its log_normaliser is too far off (it leaves the weights a sum of {weight[row]})"
+        return conclude(inputs, r, eps, weight, error, fault=fault, engine=engine.describe())
     terms = _terms(inputs, r, hint, weight, error, tau)
     slack = sum(values for name, values in terms.items() if name != "factor error")
     upper = np.nextafter(UP * (terms["factor error"] + slack), np.inf)
     lower = np.nextafter(DOWN * (error * (1 - (_depth(inputs.m) + 1) * EPS_M)) - UP * slack, -np.inf)
-    if not (weight >= 0.5).all():  # also catches NaN
-        fault = f"row {int(np.argmin(weight >= 0.5))}: its log_normaliser is off by more than log 2"
-    return conclude(inputs, r, eps, upper, lower, breakdown=terms, fault=fault, engine=engine.describe())
+    return conclude(inputs, r, eps, upper, lower, breakdown=terms, engine=engine.describe())
 
 
 def logit_residual(inputs: Inputs, left, right, engine: Engine | None = None) -> Verdict:
@@ -169,9 +170,9 @@ def factor_fault(left: np.ndarray, right: np.ndarray) -> str:
         for start in range(0, factor.shape[0], 4096):
             bad = ~(np.abs(factor[start : start + 4096]) <= FACTOR_LIMIT)
             if bad.any():
-                i, l = np.unravel_index(int(np.argmax(bad)), bad.shape)
-                value = factor[start + i, l]
-                return f"{name}[{start + i}, {l}] is {value}, not a finite number of size at most 2**250"
+                i, column = np.unravel_index(int(np.argmax(bad)), bad.shape)
+                value = factor[start + i, column]
+                return f"{name}[{start + i}, {column}] is {value}, not a finite number of size at most 2**250"
     return ""
 
 
@@ -210,7 +211,7 @@ def _terms(inputs: Inputs, r: int, hint, weight, error, tau) -> dict[str, np.nda
     """The terms of Theorem 2's bound, row by row; they are nonnegative and add up to it."""
     h = _depth(inputs.m)
     kept_bias = np.abs(inputs.key_bias[inputs.kept_keys]).max(initial=0.0)
-    eta = EPS_M * ((inputs.d + 3) * _logit_size_upper(inputs) + np.abs(hint) + min(2 * kept_bias, 720.0))
+    eta = EPS_M * ((inputs.d + 3) * _logit_size_upper(inputs) + np.abs(hint) + 2 * min(kept_bias, 360.0))
     return {
         "factor error": error * (1 + (h + 1) * EPS_M),
         "normaliser": np.abs(1 - weight),

@@ -1,0 +1,117 @@
+"""Factorizations B_ij = omega_j p(y_ij - s_i) e^(s_i) / Z_i from one polynomial p near exp (THEORY.md, Lemma 6).
+
+y_ij = <query_i, key_j> are the centred logits on the visible dimensions, s_i the mid-range of row i, omega_j = e^b_j
+and Z_i = sum_j omega_j e^y_ij over the row's kept keys. With p(y - s) = sum_a g_a(s) y^a, the monomial features of
+Lemma 5 separate i from j.
+"""
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import numpy as np
+
+from rankcert.approximants.base import Polynomial
+from rankcert.constructions.base import Construction, Factorization, Plan, refuse_memory
+from rankcert.errors import CannotCertify
+from rankcert.geometry import half_ranges, once_per_problem, visible
+from rankcert.kernels.table import count_monomials, monomial_table
+from rankcert.problem import AttentionProblem
+
+__all__ = ["PolynomialConstruction"]
+
+LARGEST_EXPONENT = 36.0  # of a row factor: beyond e^36 = 2^52 float64 has no digit left for the row
+
+
+class _Rows(NamedTuple):
+    """Per row: shift s_i, half-range W_i, and the logarithm of the row's factor, all (n,)."""
+
+    shift: np.ndarray
+    half_range: np.ndarray
+    exponent: np.ndarray
+
+
+class PolynomialConstruction(Construction):
+    """A construction from a univariate approximant of exp; subclasses say which."""
+
+    @staticmethod
+    @abstractmethod
+    def find_degree(half_width: float, target: float) -> int:
+        """See rankcert.approximants."""
+
+    @staticmethod
+    @abstractmethod
+    def fit(half_width: float, degree: int) -> Polynomial:
+        """See rankcert.approximants."""
+
+    def plan(self, problem: AttentionProblem, eps: float, *, memory: int) -> Plan:
+        target = min(1.0, eps - problem.rounding_est)
+        if target <= 0.0:
+            return Plan(
+                None, f"eps = {eps:g} is below the rounding of float64, about {problem.rounding_est:.1e}"
+            )
+        rows = _measure_rows(problem)
+        half_width = float(rows.half_range.max(initial=0.0))
+        details = {"dimension": visible(problem).dimension, "half_range": half_width}
+        try:
+            degree = self.find_degree(half_width, target)
+        except CannotCertify as refusal:
+            return Plan(None, str(refusal), details)
+        details["degree"] = degree
+        rank = count_monomials(details["dimension"], degree)
+        refusal = refuse_memory((problem.n + problem.m) * rank, memory)
+        if refusal:
+            return Plan(rank, refusal, details)
+        exponent = rows.exponent.max(initial=0.0)
+        if exponent > LARGEST_EXPONENT:
+            return Plan(
+                rank, f"row factors would reach e^{exponent:.0f}, which drowns the row in rounding", details
+            )
+        try:
+            return Plan(rank, None, details, self.fit(half_width, degree))
+        except CannotCertify as refusal:
+            return Plan(rank, str(refusal), details)
+
+    def build(self, problem: AttentionProblem, plan: Plan, eps: float) -> Factorization:
+        x, seen, rows = problem.inputs, visible(problem), _measure_rows(problem)
+        polynomial: Polynomial = plan.state
+        left = _features(seen.query, polynomial.degree)
+        stop = 0
+        for a, row_factor in enumerate(_shift(polynomial.coefficients, rows.shift) * np.exp(rows.exponent)):
+            start, stop = stop, count_monomials(seen.dimension, a)
+            left[:, start:stop] *= row_factor[:, None]
+        right = _features(seen.key, polynomial.degree)
+        right *= np.exp(np.where(x.kept_keys, x.key_bias - _largest_bias(problem), -np.inf))[:, None]
+        return Factorization(left, right, self.name, plan.details, polynomial.rho_est)
+
+
+@once_per_problem
+def _measure_rows(problem: AttentionProblem) -> _Rows:
+    x, seen = problem.inputs, visible(problem)
+    shift, half_range = half_ranges(problem, seen)
+    # log_normaliser belongs to the logits as given, which exceed the centred ones by scale <q_i, centre>
+    log_z = problem.log_normaliser - x.scale * (x.query @ seen.centre)
+    return _Rows(shift, half_range, shift + _largest_bias(problem) - log_z)
+
+
+def _largest_bias(problem: AttentionProblem) -> float:
+    """Taken off the biases in `right` and put back in `left`, so that the weights e^b stay in range."""
+    x = problem.inputs
+    return float(x.key_bias.max(where=x.kept_keys, initial=-np.inf)) if problem.n else 0.0
+
+
+def _features(points: np.ndarray, degree: int) -> np.ndarray:
+    from rankcert.kernels.monomials import write_features  # here, so that Numba loads only when it is needed
+
+    table = monomial_table(points.shape[1], degree)
+    out = np.empty((points.shape[0], table.factor.size))
+    write_features(points, table.runs, table.factor, out)
+    return out
+
+
+def _shift(coefficients: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """g (D + 1, n) with p(y - shift_i) = sum_a g[a, i] y^a: repeated synthetic division."""
+    rows = np.repeat(coefficients[:, None], shift.size, axis=1)
+    for done in range(coefficients.size - 1):
+        for a in range(coefficients.size - 2, done - 1, -1):
+            rows[a] -= shift * rows[a + 1]
+    return rows
