@@ -1,24 +1,23 @@
 """Certificates: the record `certify` returns, and the writer of its file.
 
 The file (checker/FORMAT.md) holds the factors and what they are claimed to be, never a bound or a verdict: whoever
-loads one calls `rankcert.verify` with their own inputs to learn a bound. It is written with safetensors, under a
-temporary name that is renamed when complete.
+loads one calls `rankcert.verify` with their own inputs to learn a bound. It is written under a temporary name that is
+renamed when complete.
 """
 
 import json
 import math
 import os
 import secrets
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from rankcert.checker import Claim, Inputs, Verdict, read_claim
-from rankcert.checker.claim import FORMAT_NAME, FORMAT_VERSION, MAX_HEADER, read_fields
+from rankcert.checker.claim import FORMAT_NAME, FORMAT_VERSION, MAX_BRACKETS, MAX_HEADER, read_fields
 from rankcert.checker.inputs import exact_float64
 from rankcert.errors import InvalidInput
 
@@ -109,28 +108,38 @@ class Certificate(Claim):
 
     def to_bytes(self) -> bytes:
         """The certificate file's bytes: the same record gives the same bytes."""
-        return safetensors.numpy.save(self._tensors(), metadata=self._metadata())
+        return b"".join(self._pieces())
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the certificate file; an existing file is replaced only once the new one is complete."""
         path = Path(path)
+        pieces = self._pieces()
         temporary = path.parent / f".rankcert-{secrets.token_hex(8)}.tmp"
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # less the umask
         try:
-            safetensors.numpy.save_file(self._tensors(), temporary, metadata=self._metadata())
+            with open(temporary, "xb") as file:
+                file.writelines(pieces)
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(temporary, path)
-        except safetensors.SafetensorError as error:  # how a full disk is reported
-            raise OSError(f"cannot write {path}: {error}") from None
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _tensors(self) -> dict[str, np.ndarray]:
-        return {
-            name: np.ascontiguousarray(getattr(self, name), dtype=np.float64)
-            for name in ("left", "right", "log_normaliser")
-        }
+    def _pieces(self) -> list[bytes | np.ndarray]:
+        """The file in order (checker/FORMAT.md): length and header in one, then the tensors."""
+        entries, tensors, stop = {}, [], 0
+        for name in ("left", "log_normaliser", "right"):
+            array = np.ascontiguousarray(getattr(self, name), dtype="<f8")
+            start, stop = stop, stop + array.nbytes
+            entries[name] = {"dtype": "F64", "shape": list(array.shape), "data_offsets": [start, stop]}
+            tensors.append(array)
+        metadata = {"rankcert": self._fields()}
+        header = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":"))
+        header += " " * (-len(header) % 8)
+        if len(header) > MAX_HEADER or header.count("{") + header.count("[") > MAX_BRACKETS:
+            raise InvalidInput("the details of this certificate do not fit into the header of its file")
+        return [struct.pack("<Q", len(header)) + header.encode("ascii"), *tensors]
 
-    def _metadata(self) -> dict[str, str]:
+    def _fields(self) -> str:
         from rankcert import __version__
 
         fields = {
@@ -150,9 +159,7 @@ class Certificate(Claim):
         }
         text = json.dumps(fields, sort_keys=True, allow_nan=False)
         read_fields(text)  # what the reader would refuse is not written
-        if len(json.dumps(text)) > MAX_HEADER - 1024:  # the rest is for the entries of the tensors
-            raise InvalidInput(f"the details of this certificate are too long for its file: {len(text)} characters")
-        return {"rankcert": text}  # one entry only: safetensors does not keep the order of several
+        return text
 
 
 def make_certificate(

@@ -124,13 +124,13 @@ class _Search:
         return iter(sorted(planned, key=lambda entry: -1 if entry[1].rank is None else entry[1].rank))
 
     def _reason_to_skip(self, plan: Plan) -> str | None:
-        if plan.refusal:
-            return plan.refusal
         trivial = min(self.problem.n, self.problem.m)
         if plan.rank is not None and plan.rank > trivial:
-            return f"its rank {plan.rank} would exceed min(n, m) = {trivial}"
+            return f"its rank would exceed min(n, m) = {trivial}"
+        if plan.refusal:
+            return plan.refusal
         if plan.rank is not None and self.best is not None and plan.rank >= self.best[1].rank:
-            return f"its rank {plan.rank} is no smaller than the {self.best[1].rank} already proved"
+            return f"its rank is no smaller than the {self.best[1].rank} already proved"
         return None
 
     def _record(self, construction, status, rank, bound, started, note) -> None:

@@ -404,7 +404,7 @@ def _print_candidates(certificate) -> None:
         [
             c.method,
             c.status,
-            "" if c.rank is None else str(c.rank),
+            _count(c.rank),
             "" if c.bound is None else _up(c.bound),
             f"{c.seconds:.2f}",
             c.note,
@@ -443,6 +443,12 @@ def _answer(verdict, as_json: bool, tail: str = "", extra: dict | None = None) -
     else:
         print(f"{verdict.status} {verdict.reason}")
     raise typer.Exit(0 if verdict.status in ("PROVED", "MEASURED") else 1)
+
+
+def _count(rank: int | None) -> str:
+    if rank is None:
+        return ""
+    return str(rank) if rank < 10**9 else f"{Decimal(rank):.2e}"
 
 
 def _up(value: float, digits: int = 6) -> str:

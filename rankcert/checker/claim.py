@@ -16,7 +16,15 @@ import numpy as np
 from rankcert.checker.errors import MalformedCertificate
 from rankcert.checker.inputs import SIZE_LIMIT, Inputs
 
-__all__ = ["FORMAT_NAME", "FORMAT_VERSION", "MAX_HEADER", "Claim", "read_claim", "read_fields"]
+__all__ = [
+    "FORMAT_NAME",
+    "FORMAT_VERSION",
+    "MAX_BRACKETS",
+    "MAX_HEADER",
+    "Claim",
+    "read_claim",
+    "read_fields",
+]
 
 FORMAT_NAME = "rankcert certificate"
 FORMAT_VERSION = 1
