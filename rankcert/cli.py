@@ -11,7 +11,6 @@ from decimal import ROUND_CEILING, Decimal
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, NoReturn
-from zipfile import BadZipFile
 
 import numpy as np
 import typer
@@ -245,7 +244,7 @@ def dimension(
     inputs: Inputs = None,
     tol: Annotated[
         list[float] | None,
-        typer.Option(help="tolerances, repeatable [default: 0 0.01 0.1 0.5]", show_default=False),
+        typer.Option(help="tolerances, repeatable; default: 0 0.01 0.1 0.5", show_default=False),
     ] = None,
     layer: Layer = None,
     head: HeadIndex = None,
@@ -330,14 +329,12 @@ def _options(given: Head, scale, key_bias: Path | None, causal, offset) -> dict:
 
 def _read_npy(path: Path) -> np.ndarray:
     try:
-        array = np.load(path, allow_pickle=False)
+        with open(path, "rb") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, EOFError, BadZipFile) as error:
+    except ValueError as error:
         raise InvalidInput(f"{path} is not a readable .npy file: {error}") from None
-    if not isinstance(array, np.ndarray):
-        raise InvalidInput(f"{path} is not a .npy file but an .npz archive")
-    return array
 
 
 def _bytes(gib: float) -> int:

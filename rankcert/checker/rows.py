@@ -71,8 +71,9 @@ def check_rows(
     if n == 0 or r == 0:
         # By rule: nothing to approximate, or B = 0, whose rows are off by exactly sum_j P_ij = 1.
         one = np.ones(n)
-        breakdown = {"the zero matrix": one} if n else None
-        return conclude(inputs, r, eps, one, one, breakdown=breakdown, engine="rule, no arithmetic")
+        return conclude(
+            inputs, r, eps, one, one, breakdown={"the zero matrix": one}, engine="rule, no arithmetic"
+        )
 
     fault = factor_fault(left, right)
     tau = np.zeros(n) if fault else _tau_upper(left, right)

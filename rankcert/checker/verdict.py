@@ -119,7 +119,7 @@ def conclude(
         row_bounds=upper,
         row_bounds_lower=lower,
         worst_row=worst,
-        breakdown={name: float(values[worst]) for name, values in (breakdown or {}).items()},
+        breakdown={} if worst is None else {name: float(at[worst]) for name, at in (breakdown or {}).items()},
         rank=rank,
         notion="causal rank" if inputs.causal else "rank",
         shape=(inputs.n, inputs.m, inputs.d),

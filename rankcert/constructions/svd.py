@@ -57,9 +57,8 @@ class TruncatedSVD(Construction):
 def _decompose(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     try:
         return np.linalg.svd(matrix, full_matrices=False)
-    except (
-        np.linalg.LinAlgError
-    ):  # the divide-and-conquer driver fails now and then where QR iteration does not
+    except np.linalg.LinAlgError:
+        # the divide-and-conquer driver fails now and then where QR iteration does not
         return scipy.linalg.svd(matrix, full_matrices=False, lapack_driver="gesvd")
 
 
