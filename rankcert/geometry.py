@@ -96,12 +96,12 @@ def visible(problem: AttentionProblem) -> Visible:
     allowed = floor + 4 * np.finfo(float).eps * (x.d + 3) * abs(x.scale) * sizes[0] * sizes[1]
 
     # The residual of some rows is at most that of all, so dimensions refused by a sample need no sweep.
-    sample = np.unique(np.linspace(0, max(problem.n - 1, 0), SAMPLE_ROWS).astype(np.int64))[: problem.n]
+    sample = np.linspace(0, problem.n - 1, min(problem.n, SAMPLE_ROWS)).astype(np.int64)
     dimension, bound = every, floor
-    for r in np.flatnonzero(_truncation_errors(problem, coordinates, sample)[:every] <= allowed):
+    for r in _candidates(_truncation_errors(problem, coordinates, sample)[:every], allowed):
         attempt = _residual_bound(problem, coordinates, r)
         if attempt <= allowed:
-            dimension, bound = int(r), attempt
+            dimension, bound = r, attempt
             break
     query, key = (np.ascontiguousarray(rows[:, :dimension]) for rows in coordinates[:2])
     return Visible(dimension, query, key, coordinates.singular_values, coordinates.centre, bound)
@@ -203,10 +203,10 @@ def _residual_bound(problem: AttentionProblem, coordinates: _Coordinates, r: int
 def _prove_smallest(
     problem: AttentionProblem, coordinates: _Coordinates, errors: np.ndarray, tol: float
 ) -> Dimension:
-    for r in np.flatnonzero(errors <= tol):
+    for r in _candidates(errors, tol):
         bound = _residual_bound(problem, coordinates, r)
         if bound <= tol:
-            return Dimension(tol, int(r), bound)
+            return Dimension(tol, r, bound)
     rank = coordinates.singular_values.size
     bound = _residual_bound(problem, coordinates, rank)
     raise CannotCertify(
@@ -214,6 +214,10 @@ def _prove_smallest(
         bound=bound,
         rank=rank,
     )
+
+
+def _candidates(errors: np.ndarray, allowed: float) -> list[int]:
+    return np.flatnonzero(errors <= allowed).tolist()
 
 
 def _truncation_errors(

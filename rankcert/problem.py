@@ -75,7 +75,7 @@ class AttentionProblem:
             return 0.0
         finite = x.key_bias[x.kept_keys]
         size = abs(x.scale) * np.sqrt((x.query**2).sum(1)) * np.sqrt((x.key**2).sum(1).max())
-        terms = (x.d + 3) * size + np.abs(self.log_normaliser) + min(2 * np.abs(finite).max(), 720.0) + 400
+        terms = (x.d + 3) * size + np.abs(self.log_normaliser) + 2 * min(np.abs(finite).max(), 360.0) + 400
         return float(np.finfo(float).eps * terms.max())
 
 

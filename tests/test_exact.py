@@ -69,6 +69,23 @@ def test_merging_stops_where_it_would_drown_the_rows():
     assert build(Exact(), everywhere, EPS)[1].rank == 1
 
 
+@pytest.mark.parametrize("side", ["keys", "queries"])
+def test_what_no_row_sees_stays_out_of_the_factors(side):
+    """Logits of 3000 between early queries and late keys, above the mask: neither overflow nor an entry."""
+    early, late = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
+    hot = 3000.0 * early
+    if side == "keys":
+        head = Head(np.vstack([early * [[1], [2], [3]], late]), np.vstack([late] * 3 + [hot] * 2), {})
+    else:
+        head = Head(np.vstack([early] * 3 + [late]), np.vstack([late * [[1], [2], [3]], hot, 2 * hot]), {})
+    head.options = {"causal": True, "scale": 1.0}
+    _, plan, factors = build(Exact(), head, EPS)
+    assert plan.details["distinct"] == side and plan.rank == 2
+    assert head.error(factors.left, factors.right) <= 1e-12
+    seen = np.abs(factors.left) @ np.abs(factors.right).T
+    assert not seen[:3, 3:].any()
+
+
 def test_a_permutation_and_a_jittered_copy():
     rng = np.random.default_rng(0)
     q = rng.normal(size=(30, 4))

@@ -10,6 +10,7 @@ from rankcert import geometry
 from rankcert.checker import logit_residual
 from rankcert.errors import CannotCertify, InvalidInput
 from rankcert.geometry import dimension_report, half_ranges, interaction_dimension, visible
+from rankcert.heads import EXAMPLES, example_head
 
 tolerances = st.lists(st.sampled_from([0.01, 0.05, 0.3, 0.8, 1.5]), min_size=1, max_size=3)
 
@@ -143,7 +144,7 @@ def truncation_errors(head: Head) -> np.ndarray:
     centred = scale * head.q[rows] @ (head.k[columns] - head.k[columns].mean(axis=0)).T
     u, values, vt = np.linalg.svd(centred, full_matrices=False)
     errors = []
-    for r in range(min(centred.shape + (head.q.shape[1],)) + 1):
+    for r in range(min(*centred.shape, head.q.shape[1]) + 1):
         rest = np.where(head.kept[np.ix_(rows, columns)], centred - (u[:, :r] * values[:r]) @ vt[:r], np.nan)
         errors.append(2 * np.tanh(spread(rest).max() / 4))
     return np.array(errors)
@@ -160,6 +161,13 @@ def test_dimension_by_tolerance_is_the_first_that_passes(head, wanted):
     errors = truncation_errors(head)
     assume(all(np.abs(errors - tol).min() > 1e-9 for tol in wanted))  # ties are for rounding to decide
     check_report(head, errors, wanted)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_dimension_by_tolerance_on_real_heads(name):
+    example = example_head(name)
+    head = Head(example.q.astype(float), example.k.astype(float), example.options())
+    check_report(head, truncation_errors(head), [0.1, 0.5, 1.0])
 
 
 def test_error_is_not_monotone_and_the_first_dimension_is_found():

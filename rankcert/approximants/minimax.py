@@ -41,7 +41,7 @@ def fit(half_width: float, degree: int) -> Polynomial:
     if half_width == 0.0:
         return Polynomial(np.eye(1, degree + 1)[0], half_width, 0.0)
     points = -half_width * np.cos(np.pi * np.arange(degree + 2) / (degree + 1))
-    best, lowest = None, np.inf  # where rounding hides the shape of the error, exchanges go astray
+    best, lowest = np.ones(1), np.inf  # where rounding hides the shape of the error, exchanges go astray
     for _ in range(EXCHANGES):
         series = _solve_levelled(points, half_width, degree)
         points, heights = _find_peaks(
@@ -64,7 +64,7 @@ def _solve_levelled(points: np.ndarray, half_width: float, degree: int) -> np.nd
 
 
 def _find_peaks(polynomial, half_width: float, degree: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where |p(x) e^-x - 1| peaks, once between sign changes, and how high; the outer ones beyond degree + 2 dropped."""
+    """Where |p(x) e^-x - 1| peaks between sign changes, and how high: degree + 2 places at most, outer ones dropped."""
     count = GRID * (degree + 2)
     points = -half_width * np.cos(np.pi * np.arange(count + 1) / count)
     error = polynomial(points) * np.exp(-points) - 1.0

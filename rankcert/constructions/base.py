@@ -9,7 +9,7 @@ import numpy as np
 
 from rankcert.problem import AttentionProblem
 
-__all__ = ["Construction", "Factorization", "Plan", "refuse_memory"]
+__all__ = ["Construction", "Factorization", "Plan", "refuse_memory", "refuse_rounding"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +62,13 @@ class Construction(ABC):
     @abstractmethod
     def build(self, problem: AttentionProblem, plan: Plan, eps: float) -> Factorization:
         """The factors that `plan` describes."""
+
+
+def refuse_rounding(problem: AttentionProblem, eps: float) -> str | None:
+    """A refusal if rounding alone leaves nothing of eps, else None."""
+    if problem.rounding_est < eps:
+        return None
+    return f"eps = {eps:g} is below the rounding of float64, about {problem.rounding_est:.1e}"
 
 
 def refuse_memory(numbers: int, memory: int) -> str | None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankcert.approximants.base import Polynomial
-from rankcert.constructions.base import Construction, Factorization, Plan, refuse_memory
+from rankcert.constructions.base import Construction, Factorization, Plan, refuse_memory, refuse_rounding
 from rankcert.errors import CannotCertify
 from rankcert.geometry import half_ranges, once_per_problem, visible
 from rankcert.kernels.table import count_monomials, monomial_table
@@ -44,20 +44,19 @@ class PolynomialConstruction(Construction):
         """See rankcert.approximants."""
 
     def plan(self, problem: AttentionProblem, eps: float, *, memory: int) -> Plan:
-        target = min(1.0, eps - problem.rounding_est)
-        if target <= 0.0:
-            return Plan(
-                None, f"eps = {eps:g} is below the rounding of float64, about {problem.rounding_est:.1e}"
-            )
+        refusal = refuse_rounding(problem, eps)
+        if refusal:
+            return Plan(None, refusal)
         rows = _measure_rows(problem)
         half_width = float(rows.half_range.max(initial=0.0))
-        details = {"dimension": visible(problem).dimension, "half_range": half_width}
+        dimension = visible(problem).dimension
+        details: dict[str, int | float | str] = {"dimension": dimension, "half_range": half_width}
         try:
-            degree = self.find_degree(half_width, target)
-        except CannotCertify as refusal:
-            return Plan(None, str(refusal), details)
+            degree = self.find_degree(half_width, min(1.0, eps - problem.rounding_est))
+        except CannotCertify as reason:
+            return Plan(None, str(reason), details)
         details["degree"] = degree
-        rank = count_monomials(details["dimension"], degree)
+        rank = count_monomials(dimension, degree)
         refusal = refuse_memory((problem.n + problem.m) * rank, memory)
         if refusal:
             return Plan(rank, refusal, details)
@@ -68,8 +67,8 @@ class PolynomialConstruction(Construction):
             )
         try:
             return Plan(rank, None, details, self.fit(half_width, degree))
-        except CannotCertify as refusal:
-            return Plan(rank, str(refusal), details)
+        except CannotCertify as reason:
+            return Plan(rank, str(reason), details)
 
     def build(self, problem: AttentionProblem, plan: Plan, eps: float) -> Factorization:
         x, seen, rows = problem.inputs, visible(problem), _measure_rows(problem)

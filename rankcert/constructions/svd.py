@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.linalg
 
-from rankcert.constructions.base import Construction, Factorization, Plan, refuse_memory
+from rankcert.constructions.base import Construction, Factorization, Plan, refuse_memory, refuse_rounding
 from rankcert.problem import AttentionProblem
 
 __all__ = ["TruncatedSVD"]
@@ -29,15 +29,11 @@ class TruncatedSVD(Construction):
 
     def plan(self, problem: AttentionProblem, eps: float, *, memory: int) -> Plan:
         n, m = problem.n, problem.m
-        if eps <= problem.rounding_est:
-            return Plan(
-                None, f"eps = {eps:g} is below the rounding of float64, about {problem.rounding_est:.1e}"
-            )
         if min(n, m) > LARGEST_SIDE:
             return Plan(
                 None, f"a dense SVD of {n} x {m} takes minutes; min(n, m) may be {LARGEST_SIDE} at most"
             )
-        return Plan(None, refuse_memory(DENSE_ARRAYS * n * m, memory))
+        return Plan(None, refuse_memory(DENSE_ARRAYS * n * m, memory) or refuse_rounding(problem, eps))
 
     def build(self, problem: AttentionProblem, plan: Plan, eps: float) -> Factorization:
         x = problem.inputs

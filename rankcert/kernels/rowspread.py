@@ -16,7 +16,7 @@ def find_extremes(
     low: np.ndarray,
     high: np.ndarray,
 ) -> None:
-    """Extremes of each row of block - sum_{l < t} terms[:, l] keys[l] over its kept keys, for t = 0, 1, .., f.
+    """Extremes of each row of block - sum_{s < t} terms[:, s] keys[s] over its kept keys, for t = 0, 1, .., f.
 
     block (rows, m), used up; terms (rows, f), keys (f, m). Row i keeps key j iff kept[j] and j < reach[i].
     low, high (rows, f + 1) receive minimum and maximum, +inf and -inf for a row that keeps nothing.
@@ -32,13 +32,13 @@ def find_extremes(
             least = value if value < least else least
             most = value if value > most else most
         low[i, 0], high[i, 0] = least, most
-        # Invariant: before term l, `rest` is the row with l terms taken off, and columns 0..l of low, high are done.
-        for l in range(terms.shape[1]):
-            factor, key = terms[i, l], keys[l]
+        # Invariant: before term t, `rest` is the row with t terms taken off, and columns 0..t of low, high are done.
+        for t in range(terms.shape[1]):
+            factor, key = terms[i, t], keys[t]
             least, most = np.inf, -np.inf
             for j in range(rest.size):
                 value = rest[j] - factor * key[j]
                 rest[j] = value
                 least = value if value < least else least
                 most = value if value > most else most
-            low[i, l + 1], high[i, l + 1] = least, most
+            low[i, t + 1], high[i, t + 1] = least, most
