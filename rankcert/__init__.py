@@ -7,7 +7,7 @@ A large untrusted producer, a small trusted checker, a certificate between them:
 The floors of the package; an import points down, never up, and tests/test_floors.py reads the imports:
 
     7  cli                                  the command line
-    6  certification, heads                     policy: what to try and keep; heads in files
+    6  certification, heads                    policy: what to try and keep; heads in files
     5  certificates                         the record and its writer
     4  constructions                        one method a file, METHODS
     3  approximants                         polynomials for exp
@@ -36,6 +36,7 @@ _HOME = {
     "audit": "rankcert.checker",
     "certify": "rankcert.certification",
     "example_head": "rankcert.heads",
+    "geometry_report": "rankcert.geometry",
     "interaction_dimension": "rankcert.geometry",
     "load": "rankcert.certificates",
     "verify": "rankcert.checker",

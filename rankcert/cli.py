@@ -16,7 +16,7 @@ import numpy as np
 import typer
 
 from rankcert.errors import CannotCertify, InvalidInput, MalformedCertificate, RankcertError
-from rankcert.heads import EXAMPLES, Head, example_head, read_arrays, read_head
+from rankcert.heads import EXAMPLES, Head, example_head, read_arrays, read_head, read_npy
 
 __all__ = ["app", "main"]
 
@@ -323,18 +323,8 @@ def _options(given: Head, scale, key_bias: Path | None, causal, offset) -> dict:
         if value is not None
     }
     if key_bias is not None:
-        options["key_bias"] = _read_npy(key_bias)
+        options["key_bias"] = read_npy(key_bias)
     return options
-
-
-def _read_npy(path: Path) -> np.ndarray:
-    try:
-        with open(path, "rb") as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise InvalidInput(f"{path} is not a readable .npy file: {error}") from None
 
 
 def _bytes(gib: float) -> int:
@@ -353,7 +343,7 @@ def _read_factors(
             raise InvalidInput(f"{factors} must hold arrays left and right; it holds {sorted(arrays)}")
         return arrays["left"], arrays["right"]
     if factors is None and left is not None and right is not None:
-        return _read_npy(left), _read_npy(right)
+        return read_npy(left), read_npy(right)
     raise typer.BadParameter("give --factors FILE, or --left FILE and --right FILE", param_hint="factors")
 
 

@@ -13,14 +13,16 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from rankcert.checker import logit_residual
+from rankcert.checker import Engine, logit_residual
 from rankcert.errors import CannotCertify, InvalidInput
 from rankcert.problem import AttentionProblem, Classes
 
 __all__ = [
     "Dimension",
+    "GeometryReport",
     "Visible",
     "dimension_report",
+    "geometry_report",
     "half_ranges",
     "interaction_dimension",
     "once_per_problem",
@@ -155,6 +157,91 @@ def interaction_dimension(q, k, *, tol=0.0, scale=None, key_bias=None, causal=Fa
     tol = _read_tol(tol)
     problem = AttentionProblem(q, k, scale=scale, key_bias=key_bias, causal=causal, offset=offset)
     return dimension_report(problem, [tol])[0].dimension
+
+
+@dataclass(frozen=True, eq=False)
+class GeometryReport:
+    """What the theory can see of a head.
+
+    dimensions: as from `dimension_report`. singular_values: of the centred logits between distinct queries and kept
+    keys. query_radius: the longest query; key_radius: the largest distance of a kept key from the centre of the sphere
+    that fits them best (both as given, before any gauge). query_spread, key_spread: how much these lengths vary,
+    relative to the largest: 0 on a sphere, near 1 in a ball. half_range_max,
+    half_range_median: over rows, half the spread of the logits (the W of the approximants).
+    """
+
+    n: int
+    m: int
+    d: int
+    distinct_queries: int
+    distinct_keys: int
+    dimensions: list[Dimension]
+    singular_values: np.ndarray
+    query_radius: float
+    key_radius: float
+    query_spread: float
+    key_spread: float
+    half_range_max: float
+    half_range_median: float
+
+
+def geometry_report(
+    q,
+    k,
+    *,
+    tolerances=(0.0, 0.01, 0.1, 0.5),
+    scale=None,
+    key_bias=None,
+    causal=False,
+    offset=0,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> GeometryReport:
+    """Dimensions, supports and ranges of one head; arguments as in `rankcert.certify` and `dimension_report`.
+
+    >>> import numpy as np, rankcert
+    >>> angle = np.linspace(0, 6, 50)
+    >>> circle = np.column_stack([np.cos(angle), np.sin(angle), np.ones(50)])
+    >>> report = rankcert.geometry_report(circle, circle, tolerances=[0])
+    >>> report.dimensions[0].dimension, report.key_spread < 1e-12
+    (2, True)
+    """
+    engine = Engine(threads=threads)
+    problem = AttentionProblem(
+        q, k, scale=scale, key_bias=key_bias, causal=causal, offset=offset, engine=engine
+    )
+    if not problem.n:
+        raise InvalidInput("a head without queries (n = 0) has no geometry")
+    seen = visible(problem)
+    queries = np.sqrt((problem.inputs.query**2).sum(axis=1))
+    keys = problem.inputs.key[problem.key_classes.first]
+    distances = np.sqrt(((keys - _sphere_centre(keys)) ** 2).sum(axis=1))
+    _, half_range = half_ranges(problem, seen)
+    return GeometryReport(
+        n=problem.n,
+        m=problem.m,
+        d=problem.d,
+        distinct_queries=problem.query_classes.first.size,
+        distinct_keys=problem.key_classes.first.size,
+        dimensions=dimension_report(problem, tolerances, progress),
+        singular_values=seen.singular_values,
+        query_radius=float(queries.max()),
+        key_radius=float(distances.max()),
+        query_spread=_spread(queries),
+        key_spread=_spread(distances),
+        half_range_max=float(half_range.max()),
+        half_range_median=float(np.median(half_range)),
+    )
+
+
+def _spread(norms: np.ndarray) -> float:
+    return float(1.0 - norms.min() / norms.max()) if norms.max() > 0.0 else 0.0
+
+
+def _sphere_centre(points: np.ndarray) -> np.ndarray:
+    """Least squares for |x|^2 = 2 <c, x> + const: exact when the points lie on a sphere about c."""
+    system = np.column_stack([2 * points, np.ones(points.shape[0])])
+    return np.linalg.lstsq(system, (points**2).sum(axis=1))[0][:-1]
 
 
 def _read_tol(tol) -> float:

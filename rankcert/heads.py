@@ -2,8 +2,8 @@
 
 import json
 import os
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 
 from rankcert.errors import InvalidInput
 
-__all__ = ["EXAMPLES", "Head", "example_head", "read_arrays", "read_head"]
+__all__ = ["EXAMPLES", "Head", "example_head", "read_arrays", "read_head", "read_npy"]
 
 EXAMPLES = ("diffuse", "peaked", "causal")
 NAMES = {"q": ("Q", "q"), "k": ("K", "k")}
@@ -61,7 +61,7 @@ def read_head(paths: Sequence[str | os.PathLike], layer: int | None = None, head
     paths = [Path(path) for path in paths]
     suffixes = [path.suffix.lower() for path in paths]
     if suffixes == [".npy", ".npy"]:
-        arrays = {"q": _load_npy(paths[0]), "k": _load_npy(paths[1])}
+        arrays = {"q": read_npy(paths[0], memory_map=True), "k": read_npy(paths[1], memory_map=True)}
     elif suffixes in ([".npz"], [".safetensors"]):
         arrays = read_arrays(paths[0])
     else:
@@ -90,38 +90,43 @@ def read_head(paths: Sequence[str | os.PathLike], layer: int | None = None, head
 def read_arrays(path: str | os.PathLike) -> Mapping[str, np.ndarray]:
     """All arrays of an .npz or .safetensors file (never pickled objects); InvalidInput if it is not one."""
     path = Path(path)
-    try:
+    with _refusing(path), open(path, "rb") as file:
         if path.suffix.lower() == ".safetensors":
-            import safetensors
-
-            with safetensors.safe_open(path, framework="numpy") as file:
-                arrays = {name: file.get_tensor(name) for name in file.keys()}
-                said = file.metadata() or {}
-            scalars = {
-                name: np.asarray(json.loads(said[name]))
-                for name in ("scale", "causal", "offset")
-                if name in said
-            }
-            return scalars | arrays
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
-    except (
-        Exception
-    ) as error:  # every library has its own idea of a broken file; none of them is a traceback to us
-        raise InvalidInput(
-            f"{path} is not a readable {path.suffix or 'array'} file: {str(error)[:200]}"
-        ) from None
+            return _read_safetensors(path)
+        with np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
 
 
-def _load_npy(path: Path) -> np.ndarray:
+def read_npy(path: str | os.PathLike, *, memory_map: bool = False) -> np.ndarray:
+    """The array of an .npy file (never pickled objects); InvalidInput if it is not one."""
+    path = Path(path)
+    with _refusing(path):
+        if memory_map:
+            return np.lib.format.open_memmap(path, mode="r")
+        with open(path, "rb") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    import safetensors
+
+    with safetensors.safe_open(path, framework="numpy") as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}
+        said = file.metadata() or {}
+    scalars = ("scale", "causal", "offset")
+    return {name: np.asarray(json.loads(said[name])) for name in scalars if name in said} | arrays
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Whatever a library raises over a file becomes one InvalidInput that names the file."""
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        yield
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InvalidInput(f"{path} is not a readable .npy file: {str(error)[:200]}") from None
+    except Exception as error:  # every library has its own idea of a broken file
+        kind = path.suffix or "array"
+        raise InvalidInput(f"{path} is not a readable {kind} file: {str(error)[:200]}") from None
 
 
 def _named(arrays: Mapping[str, np.ndarray], names: Sequence[str], where: str) -> np.ndarray:

@@ -104,5 +104,5 @@ def test_hidden_values_may_be_anything():
 
 def test_numba_is_loaded_only_by_the_kernels():
     code = "import sys, rankcert.geometry, rankcert.constructions; print('numba' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "False\n"

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from queue import SimpleQueue
 
@@ -18,7 +18,7 @@ from threadpoolctl import ThreadpoolController
 from rankcert.checker import _kernel
 from rankcert.checker.errors import InvalidInput, RankcertError
 from rankcert.checker.inputs import Inputs
-from rankcert.checker.kernel import BLOCK, LANES, VARIANT, require_safe_arithmetic
+from rankcert.checker.kernel import BLOCK, LANES, VARIANTS, default_variant, require_safe_arithmetic
 
 __all__ = ["Engine", "ProductFault", "sweep"]
 
@@ -46,11 +46,13 @@ class Engine:
     threads: int | None = None
     tile_rows: int = 128
     progress: Progress | None = None
-    variant: str = VARIANT
+    variant: str = field(default_factory=default_variant)
 
     def __post_init__(self):
         if self.gemm not in ("blas", "portable"):
             raise InvalidInput(f'gemm must be "blas" or "portable", got {self.gemm!r}')
+        if self.variant not in VARIANTS:
+            raise InvalidInput(f"variant must be one of {', '.join(VARIANTS)}, got {self.variant!r}")
         for name in ("threads", "tile_rows"):
             value = getattr(self, name)
             if not (name == "threads" and value is None) and not (isinstance(value, int) and value >= 1):
@@ -80,6 +82,7 @@ def sweep(
     in one thread. Raises UnsafeArithmetic, or ProductFault when a spot check fails.
     """
     n, m = inputs.n, inputs.m
+    pairs = [_without_zero_columns(left, right) for left, right in pairs]
     threads = engine.threads or _processors()
     if n * m * sum(left.shape[1] for left, _ in pairs) < SMALL:
         threads = 1
@@ -114,6 +117,15 @@ def sweep(
         for done in run(work, tiles):  # in order; an exception or Ctrl-C cancels the tiles not yet begun
             if engine.progress is not None:
                 engine.progress(done, n)
+
+
+def _without_zero_columns(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same product with fewer columns: those that are zero on either side add exact zeros (Lemma 2)."""
+    useful = left.any(axis=0) & right.any(axis=0)
+    if useful.all():
+        return left, right
+    useful[0] |= not useful.any()
+    return np.ascontiguousarray(left[:, useful]), np.ascontiguousarray(right[:, useful])
 
 
 def _processors() -> int:

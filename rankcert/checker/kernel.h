@@ -3,7 +3,8 @@
 #ifndef RANKCERT_KERNEL_H
 #define RANKCERT_KERNEL_H
 
-#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) \
+    || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #error "rankcert's checker must not be compiled with fast-math: its error bounds would be false"
 #endif
 

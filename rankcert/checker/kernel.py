@@ -1,11 +1,12 @@
 """The compiled kernel behind one door: which variant runs, and whether this process may be trusted to run it."""
 
 import os
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from rankcert.checker.errors import RankcertError, UnsafeArithmetic
+from rankcert.checker.errors import InvalidInput, RankcertError, UnsafeArithmetic
 
 try:
     from rankcert.checker import _kernel
@@ -15,7 +16,7 @@ except ImportError as error:  # a source tree that was never built
         "and import the installed package"
     ) from error
 
-__all__ = ["BLOCK", "EPS_M", "LANES", "VARIANT", "VARIANTS", "exponentials", "require_safe_arithmetic"]
+__all__ = ["BLOCK", "EPS_M", "LANES", "VARIANTS", "default_variant", "exponentials", "require_safe_arithmetic"]
 
 EPS_M = 2.0**-52  # eps_m of PROOFS.md: twice the unit roundoff
 BLOCK: int = _kernel.BLOCK_COLUMNS
@@ -23,22 +24,22 @@ LANES: int = _kernel.LANE_COUNT
 VARIANTS: tuple[str, ...] = _kernel.VARIANTS
 
 
-def _choose_variant() -> str:
-    asked = os.environ.get("RANKCERT_KERNEL")
-    if asked is None:
-        return VARIANTS[-1]
+@cache
+def default_variant() -> str:
+    """The fastest variant, or the one that the environment variable RANKCERT_KERNEL names."""
+    asked = os.environ.get("RANKCERT_KERNEL", VARIANTS[-1])
     if asked not in VARIANTS:
-        raise RankcertError(
+        raise InvalidInput(
             f"RANKCERT_KERNEL={asked!r}, but this processor and build offer {', '.join(VARIANTS)}"
         )
     return asked
 
 
-VARIANT: str = _choose_variant()
-
-
 def require_safe_arithmetic() -> None:
-    """Raise UnsafeArithmetic unless the calling thread rounds to nearest and keeps subnormals (guard G)."""
+    """Raise UnsafeArithmetic unless the calling thread rounds to nearest and keeps subnormals (guard G).
+
+    Once a process, the kernel is also held against stored values of exp: RankcertError if it was miscompiled.
+    """
     fault = _kernel.unsafe_arithmetic()
     if fault:
         what = {
@@ -50,16 +51,18 @@ def require_safe_arithmetic() -> None:
             f"this thread's floating-point arithmetic {what} (some library has changed the "
             "control register); no bound can be proved here"
         )
+    _self_test()
 
 
-def exponentials(x: np.ndarray, variant: str = VARIANT) -> np.ndarray:
+def exponentials(x: np.ndarray, variant: str | None = None) -> np.ndarray:
     """e^x elementwise with relative error at most 1.25 EPS_M on [-708, 700]; 0 below, inf above (Theorem 1)."""
     x = np.ascontiguousarray(x, dtype=np.float64)
     y = np.empty_like(x)
-    _kernel.exponentials(variant, x.ravel(), y.ravel())
+    _kernel.exponentials(variant or default_variant(), x.ravel(), y.ravel())
     return y
 
 
+@cache
 def _self_test() -> None:
     # Catches a miscompiled kernel (fast-math, a wrong dispatch). It establishes no accuracy: the proof does.
     lines = Path(__file__).with_name("exp_points.txt").read_text("ascii").splitlines()[1:]
@@ -68,8 +71,6 @@ def _self_test() -> None:
         wrong = ~(np.abs(exponentials(x, variant) - y) <= 2 * EPS_M * y)
         if wrong.any():
             raise RankcertError(
-                f"kernel variant {variant} computes exp({x[wrong][0]!r}) wrongly: the build is broken"
+                f"kernel variant {variant} computes exp({float(x[wrong][0])!r}) wrongly: the build is broken"
             )
 
-
-_self_test()
