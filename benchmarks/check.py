@@ -82,12 +82,16 @@ def peak_memory(n: int, d: int, r: int, threads: int, hinted: bool) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--n", type=int, nargs="+", default=[8192, 32768], help="rows and columns")
     parser.add_argument("--d", type=int, default=64, help="head width")
     parser.add_argument("--r", type=int, default=64, help="rank of the factors")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--repeats", type=int, default=7, help="measurements of each kind (3 beyond n = 16384)")
+    parser.add_argument(
+        "--repeats", type=int, default=7, help="measurements of each kind (3 beyond n = 16384)"
+    )
     parser.add_argument("--measure-memory", choices=["hinted", "unhinted"], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure_memory:
@@ -105,20 +109,48 @@ def main() -> None:
             for _ in range(args.repeats if n <= 16384 else min(3, args.repeats))
         ]
         memory = [
-            float(subprocess.run(
-                [sys.executable, __file__, "--n", str(n), "--d", str(args.d), "--r", str(args.r), "--threads",
-                 str(args.threads), "--measure-memory", kind], check=True, capture_output=True, text=True).stdout)
+            float(
+                subprocess.run(
+                    [
+                        sys.executable,
+                        __file__,
+                        "--n",
+                        str(n),
+                        "--d",
+                        str(args.d),
+                        "--r",
+                        str(args.r),
+                        "--threads",
+                        str(args.threads),
+                        "--measure-memory",
+                        kind,
+                    ],
+                    check=True,
+                    capture_output=True,
+                    text=True,
+                ).stdout
+            )
             for kind in ("hinted", "unhinted")
         ]
-        print(json.dumps({
-            "benchmark": "check", "n": n, "m": n, "d": args.d, "r": args.r, "threads": args.threads,
-            "variant": default_variant(),
-            "products_seconds": round(statistics.median(r[0] for r in rounds), 4),
-            "ratio_with_hints": round(statistics.median(r[1] / r[0] for r in rounds), 3),
-            "ratio_without_hints": round(statistics.median(r[2] / r[0] for r in rounds), 3),
-            "extra_memory_mib_with_hints": round(memory[0], 1),
-            "extra_memory_mib_without_hints": round(memory[1], 1),
-        }), flush=True)
+        print(
+            json.dumps(
+                {
+                    "benchmark": "check",
+                    "n": n,
+                    "m": n,
+                    "d": args.d,
+                    "r": args.r,
+                    "threads": args.threads,
+                    "variant": default_variant(),
+                    "products_seconds": round(statistics.median(r[0] for r in rounds), 4),
+                    "ratio_with_hints": round(statistics.median(r[1] / r[0] for r in rounds), 3),
+                    "ratio_without_hints": round(statistics.median(r[2] / r[0] for r in rounds), 3),
+                    "extra_memory_mib_with_hints": round(memory[0], 1),
+                    "extra_memory_mib_without_hints": round(memory[1], 1),
+                }
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -34,19 +34,28 @@ def measure(q: np.ndarray, k: np.ndarray, eps: float, options: dict) -> dict:
     certificate = rankcert.certify(q, k, eps=eps, threads=1, **options)
     seconds = time.perf_counter() - started
     return {
-        "n": q.shape[0], "eps": eps, "rank": certificate.rank, "bound": certificate.bound,
-        "method": certificate.method, "seconds": round(seconds, 4), "svd_times": round(seconds / svd_seconds, 2),
+        "n": q.shape[0],
+        "eps": eps,
+        "rank": certificate.rank,
+        "bound": certificate.bound,
+        "method": certificate.method,
+        "seconds": round(seconds, 4),
+        "svd_times": round(seconds / svd_seconds, 2),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--heads", type=Path, metavar="DIR", help="folder of the real-head files")
     parser.add_argument("--eps", type=float, nargs="+", default=[0.1, 0.5])
     parser.add_argument("--files", nargs="+", default=list(FILES), help="which of them")
     args = parser.parse_args()
     if args.heads is None:
-        print(json.dumps({"benchmark": "ranks", "skipped": "needs --heads DIR (see benchmarks/heads_data.py)"}))
+        print(
+            json.dumps({"benchmark": "ranks", "skipped": "needs --heads DIR (see benchmarks/heads_data.py)"})
+        )
         return
     with threadpoolctl.threadpool_limits(1, "blas"):
         for name in args.files:
@@ -58,17 +67,30 @@ def main() -> None:
                 rows = []
                 for layer, head in np.ndindex(*queries.shape[:2]):
                     rows.append(measure(queries[layer, head], keys[layer, head], eps, options))
-                    print(json.dumps({"benchmark": "ranks", "file": name, "layer": layer, "head": head} | rows[-1]),
-                          flush=True)
+                    print(
+                        json.dumps(
+                            {"benchmark": "ranks", "file": name, "layer": layer, "head": head} | rows[-1]
+                        ),
+                        flush=True,
+                    )
                 ratios = [row["rank"] / row["n"] for row in rows]
-                print(json.dumps({
-                    "benchmark": "ranks", "file": name, "eps": eps, "heads": len(rows), "causal": options["causal"],
-                    "geometric_mean_rank_over_n": round(statistics.geometric_mean(ratios), 4),
-                    "median_rank": statistics.median(row["rank"] for row in rows),
-                    "trivial": sum(ratio >= 1 for ratio in ratios),
-                    "methods": Counter(row["method"] for row in rows),
-                    "median_svd_times": round(statistics.median(row["svd_times"] for row in rows), 2),
-                }), flush=True)
+                print(
+                    json.dumps(
+                        {
+                            "benchmark": "ranks",
+                            "file": name,
+                            "eps": eps,
+                            "heads": len(rows),
+                            "causal": options["causal"],
+                            "geometric_mean_rank_over_n": round(statistics.geometric_mean(ratios), 4),
+                            "median_rank": statistics.median(row["rank"] for row in rows),
+                            "trivial": sum(ratio >= 1 for ratio in ratios),
+                            "methods": Counter(row["method"] for row in rows),
+                            "median_svd_times": round(statistics.median(row["svd_times"] for row in rows), 2),
+                        }
+                    ),
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

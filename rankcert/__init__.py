@@ -6,8 +6,8 @@ A large untrusted producer, a small trusted checker, a certificate between them:
 
 The floors of the package; an import points down, never up, and tests/test_floors.py reads the imports:
 
-    7  cli                                  the command line
-    6  certification, heads                    policy: what to try and keep; heads in files
+    7  cli, plots                           the command line; pictures
+    6  certification, domain, heads, laws   policy: what to try and keep; heads in files; experiments
     5  certificates                         the record and its writer
     4  constructions                        one method a file, METHODS
     3  approximants                         polynomials for exp
@@ -32,14 +32,18 @@ _HOME = {
     "MalformedCertificate": "rankcert.errors",
     "RankcertError": "rankcert.errors",
     "UnsafeArithmetic": "rankcert.errors",
+    "DomainCertificate": "rankcert.domain",
     "Verdict": "rankcert.checker",
     "audit": "rankcert.checker",
     "certify": "rankcert.certification",
+    "certify_domain": "rankcert.domain",
     "example_head": "rankcert.heads",
     "geometry_report": "rankcert.geometry",
     "interaction_dimension": "rankcert.geometry",
     "load": "rankcert.certificates",
+    "load_domain": "rankcert.domain",
     "verify": "rankcert.checker",
+    "verify_domain": "rankcert.checker",
 }
 
 __all__ = sorted(_HOME)

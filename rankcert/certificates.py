@@ -21,7 +21,7 @@ from rankcert.checker.claim import FORMAT_NAME, FORMAT_VERSION, MAX_BRACKETS, MA
 from rankcert.checker.inputs import exact_float64
 from rankcert.errors import InvalidInput
 
-__all__ = ["Candidate", "Certificate", "load"]
+__all__ = ["Candidate", "Certificate", "file_pieces", "load", "make_certificate", "write_pieces"]
 
 APPLY_ROWS = 256  # rows of one block of the causal product
 
@@ -112,32 +112,11 @@ class Certificate(Claim):
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the certificate file; an existing file is replaced only once the new one is complete."""
-        path = Path(path)
-        pieces = self._pieces()
-        temporary = path.parent / f".rankcert-{secrets.token_hex(8)}.tmp"
-        try:
-            with open(temporary, "xb") as file:
-                file.writelines(pieces)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_pieces(path, self._pieces())
 
     def _pieces(self) -> list[bytes | np.ndarray]:
-        """The file in order (checker/FORMAT.md): length and header in one, then the tensors."""
-        entries, tensors, stop = {}, [], 0
-        for name in ("left", "log_normaliser", "right"):
-            array = np.ascontiguousarray(getattr(self, name), dtype="<f8")
-            start, stop = stop, stop + array.nbytes
-            entries[name] = {"dtype": "F64", "shape": list(array.shape), "data_offsets": [start, stop]}
-            tensors.append(array)
-        metadata = {"rankcert": self._fields()}
-        header = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":"))
-        header += " " * (-len(header) % 8)
-        if len(header) > MAX_HEADER or header.count("{") + header.count("[") > MAX_BRACKETS:
-            raise InvalidInput("the details of this certificate do not fit into the header of its file")
-        return [struct.pack("<Q", len(header)) + header.encode("ascii"), *tensors]
+        tensors = {name: getattr(self, name) for name in ("left", "log_normaliser", "right")}
+        return file_pieces(self._fields(), tensors)
 
     def _fields(self) -> str:
         from rankcert import __version__
@@ -160,6 +139,35 @@ class Certificate(Claim):
         text = json.dumps(fields, sort_keys=True, allow_nan=False)
         read_fields(text)  # what the reader would refuse is not written
         return text
+
+
+def file_pieces(fields: str, tensors: Mapping[str, np.ndarray]) -> list[bytes | np.ndarray]:
+    """A certificate file in order (checker/FORMAT.md): length and header in one, then the tensors as given."""
+    entries, arrays, stop = {}, [], 0
+    for name, tensor in tensors.items():
+        array = np.ascontiguousarray(tensor, dtype="<f8")
+        start, stop = stop, stop + array.nbytes
+        entries[name] = {"dtype": "F64", "shape": list(array.shape), "data_offsets": [start, stop]}
+        arrays.append(array)
+    header = json.dumps({"__metadata__": {"rankcert": fields}, **entries}, separators=(",", ":"))
+    header += " " * (-len(header) % 8)
+    if len(header) > MAX_HEADER or header.count("{") + header.count("[") > MAX_BRACKETS:
+        raise InvalidInput("the details of this certificate do not fit into the header of its file")
+    return [struct.pack("<Q", len(header)) + header.encode("ascii"), *arrays]
+
+
+def write_pieces(path: str | os.PathLike, pieces: Sequence[bytes | np.ndarray]) -> None:
+    """Write a file under a temporary name beside it, and rename it once it is complete and on disk."""
+    path = Path(path)
+    temporary = path.parent / f".rankcert-{secrets.token_hex(8)}.tmp"
+    try:
+        with open(temporary, "xb") as file:
+            file.writelines(pieces)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def make_certificate(

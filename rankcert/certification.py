@@ -1,7 +1,7 @@
 """Policy: which constructions to try, in which order, and which result to keep."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -15,6 +15,12 @@ from rankcert.problem import AttentionProblem
 __all__ = ["certify"]
 
 MEMORY = 2**32
+COVERED = {
+    "pivots": "recompress",
+    "svd": "recompress",
+}  # seldom of smaller rank than what stands on the right
+CHEAP_SIDE = 1024  # min(n, m) up to which a dense decomposition is tried in any case
+SMALLEST = "no smaller rank than the 1 already proved can be within eps < 1"
 
 
 def certify(
@@ -86,52 +92,72 @@ class _Search:
         self.candidates: list[Candidate] = []
 
     def run(self, constructions: Iterable[Construction]) -> None:
-        for construction, plan, seconds in self._in_order(constructions):
-            started = time.perf_counter() - seconds
-            reason = self._reason_to_skip(plan)
-            if reason:
-                self._record(construction, "skipped", plan.rank, None, started, reason)
-                continue
-            self.stage(construction.name)
-            factors = construction.build(self.problem, plan, self.eps)
-            engine = Engine(
-                threads=self.problem.engine.threads, progress=self.stage(f"checking {construction.name}")
-            )
-            verdict = check_rows(
-                self.problem.inputs,
-                factors.left,
-                factors.right,
-                eps=self.eps,
-                log_normaliser=self.problem.log_normaliser,
-                engine=engine,
-            )
-            rank = factors.left.shape[1]
-            status = "proved" if verdict else "unproved"
-            self._record(
-                construction, status, rank, verdict.bound, started, "" if verdict else verdict.reason
-            )
-            if verdict and (self.best is None or rank < self.best[1].rank):
-                self.best = factors, verdict
-
-    def _in_order(self, constructions: Iterable[Construction]) -> Iterator[tuple[Construction, Plan, float]]:
-        # Counting ranks comes first. Then what may beat every count, then the counted ranks from the smallest.
-        planned = []
+        """Plan all, then try counted ranks from the smallest, then what only building tells: svd last."""
+        planned: list[tuple[Construction, Plan, float]] = []
         for construction in constructions:
             started = time.perf_counter()
+            if self.best is not None and self.best[1].rank <= 1:
+                self._record(construction, "skipped", None, None, started, SMALLEST)
+                continue
             self.stage(f"planning {construction.name}")
             plan = construction.plan(self.problem, self.eps, memory=self.memory)
-            planned.append((construction, plan, time.perf_counter() - started))
-        return iter(sorted(planned, key=lambda entry: -1 if entry[1].rank is None else entry[1].rank))
+            entry = construction, plan, time.perf_counter() - started
+            if plan.rank is not None and plan.rank <= 1 and not plan.refusal:
+                self._try(*entry)
+            else:
+                planned.append(entry)
+        for entry in sorted(planned, key=_order):
+            self._try(*entry)
 
-    def _reason_to_skip(self, plan: Plan) -> str | None:
+    def _try(self, construction: Construction, plan: Plan, seconds: float) -> None:
+        """Build and check, unless that is of no use; `seconds` have gone into the plan."""
+        started = time.perf_counter() - seconds
+        reason = self._reason_to_skip(construction, plan)
+        if reason:
+            self._record(construction, "skipped", plan.rank, None, started, reason)
+            return
+        self.stage(construction.name)
+        factors = construction.build(self.problem, plan, self.eps)
+        if self.best is not None and factors.rank >= self.best[1].rank:
+            note = f"its rank is no smaller than the {self.best[1].rank} already proved"
+            self._record(construction, "skipped", factors.rank, None, started, note)
+            return
+        engine = Engine(
+            threads=self.problem.engine.threads, progress=self.stage(f"checking {construction.name}")
+        )
+        verdict = check_rows(
+            self.problem.inputs,
+            factors.left,
+            factors.right,
+            eps=self.eps,
+            log_normaliser=self.problem.log_normaliser,
+            engine=engine,
+        )
+        status, note = ("proved", "") if verdict else ("unproved", verdict.reason)
+        self._record(construction, status, factors.rank, verdict.bound, started, note)
+        if verdict:
+            self.best = factors, verdict
+
+    def _reason_to_skip(self, construction: Construction, plan: Plan) -> str | None:
         trivial = min(self.problem.n, self.problem.m)
         if plan.rank is not None and plan.rank > trivial:
             return f"its rank would exceed min(n, m) = {trivial}"
         if plan.refusal:
             return plan.refusal
-        if plan.rank is not None and self.best is not None and plan.rank >= self.best[1].rank:
+        if self.best is None:
+            return None
+        if plan.rank is not None and plan.rank >= self.best[1].rank:
             return f"its rank is no smaller than the {self.best[1].rank} already proved"
+        if self.best[1].rank <= 1:
+            return SMALLEST
+        by = COVERED.get(construction.name)
+        if by in self.proved and (construction.name != "svd" or trivial > CHEAP_SIDE):
+            return f"{by} starts from as good an approximation, and was proved"
         return None
+
+    @property
+    def proved(self) -> set[str]:
+        return {candidate.method for candidate in self.candidates if candidate.status == "proved"}
 
     def _record(self, construction, status, rank, bound, started, note) -> None:
         self.candidates.append(
@@ -162,6 +188,16 @@ class _Search:
             verdict=verdict,
             candidates=self.candidates,
         )
+
+
+def _order(entry: tuple[Construction, Plan, float]) -> tuple[int, int]:
+    """Counted ranks ascending; then those that stand in for others, others, and at last those stood in for."""
+    construction, plan, _ = entry
+    if plan.rank is not None:
+        return 0, plan.rank
+    if construction.name in COVERED:
+        return 3, list(COVERED).index(construction.name)
+    return (1, 0) if construction.name in COVERED.values() else (2, 0)
 
 
 def _zero(problem: AttentionProblem, eps: float) -> Certificate:

@@ -1,4 +1,4 @@
-"""The command line: `rankcert certify | verify | audit | dimension`.
+"""The command line: `rankcert certify | verify | audit | dimension | laws`.
 
 The answer goes to stdout, one line, or one JSON object with --json; tables and progress go to stderr.
 Exit status: 0 proved (or measured, for audit without eps), 1 refuted, undecided, or other inputs than the
@@ -74,7 +74,11 @@ def certify(
         float | None, typer.Option(help="tolerance on the worst row's l1 error (0.1 with --example)")
     ] = None,
     method: Annotated[
-        str, typer.Option(help="auto, or one construction: exact, taylor, minimax, svd")
+        str,
+        typer.Option(
+            help="auto, or one construction: exact, taylor, minimax, anisotropic, chebyshev, harmonic, cells, "
+            "compose, pivots, recompress, svd"
+        ),
     ] = "auto",
     out: Annotated[
         Path | None, typer.Option(help="save the certificate here and prove it again from the file")
@@ -246,6 +250,9 @@ def dimension(
         list[float] | None,
         typer.Option(help="tolerances, repeatable; default: 0 0.01 0.1 0.5", show_default=False),
     ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="draw the singular values here (.png or .svg; needs matplotlib)")
+    ] = None,
     layer: Layer = None,
     head: HeadIndex = None,
     example: Example = False,
@@ -257,27 +264,107 @@ def dimension(
     threads: Threads = None,
     json_: Json = False,
 ) -> None:
-    """The visible interaction dimension (tol 0) and r_tau: dimensions the logits need, with the proved residual."""
-    from rankcert.checker import Engine
-    from rankcert.geometry import dimension_report
-    from rankcert.problem import AttentionProblem
+    """The geometry of a head: how many dimensions its logits need, with the proved residual; supports and ranges."""
+    import rankcert
 
     given = _read_head(inputs, example, example_name, layer, head)
     options = _options(given, scale, key_bias, causal, offset)
     with _Progress() as progress:
-        problem = AttentionProblem(given.q, given.k, engine=Engine(threads=threads), **options)
-        report = dimension_report(
-            problem, tol or [0.0, 0.01, 0.1, 0.5], progress=progress.stage("scanning dimensions")
+        report = rankcert.geometry_report(
+            given.q,
+            given.k,
+            tolerances=tol or [0.0, 0.01, 0.1, 0.5],
+            threads=threads,
+            progress=progress.stage("scanning dimensions"),
+            **options,
         )
+    if plot is not None:
+        from rankcert.plots import plot_singular_values
+
+        plot_singular_values(report, plot)
     _table(
-        f"interaction dimension of {given.origin} (d = {problem.d})",
+        f"interaction dimension of {given.origin} (d = {report.d})",
         ["tol", "dimension", "proved bound on the softmax change"],
-        [[f"{row.tol:g}", str(row.dimension), _up(row.bound)] for row in report],
+        [[f"{row.tol:g}", str(row.dimension), _up(row.bound)] for row in report.dimensions],
     )
+    facts = {
+        "distinct_queries": report.distinct_queries,
+        "distinct_keys": report.distinct_keys,
+        "query_radius": report.query_radius,
+        "query_spread": report.query_spread,
+        "key_radius": report.key_radius,
+        "key_spread": report.key_spread,
+        "half_range_max": report.half_range_max,
+        "half_range_median": report.half_range_median,
+    }
+    shown = {name.replace("_", " "): f"{value:.6g}" for name, value in facts.items()}
+    _table("supports and ranges (spread 0: on a sphere)", ["", ""], [[*pair] for pair in shown.items()])
     if json_:
-        print(json.dumps({"d": problem.d, "dimensions": [row._asdict() for row in report]}, allow_nan=False))
+        rows = [row._asdict() for row in report.dimensions]
+        values = report.singular_values.tolist()
+        print(
+            json.dumps(
+                {"d": report.d, "dimensions": rows, **facts, "singular_values": values}, allow_nan=False
+            )
+        )
     else:
-        print(" ".join(f"{row.tol:g}:{row.dimension}" for row in report))
+        print(" ".join(f"{row.tol:g}:{row.dimension}" for row in report.dimensions))
+
+
+@app.command()
+def laws(
+    family: Annotated[
+        list[str] | None, typer.Option(help="repeatable; default: every family", show_default=False)
+    ] = None,
+    eps: Annotated[float, typer.Option(help="tolerance on the worst row's l1 error, below 1")] = 0.1,
+    beta: Annotated[
+        list[float] | None,
+        typer.Option(help="repeatable; default: 2^0, 2^(1/2), .., 2^10", show_default=False),
+    ] = None,
+    n: Annotated[int | None, typer.Option(help="points; default: each family's own number")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="fewer points: a minute, not half an hour")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="JSON of finished points: read when there, kept up to date")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="write points and slopes here as JSON")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="draw the laws here (.png or .svg; needs matplotlib)")
+    ] = None,
+    threads: Threads = None,
+    json_: Json = False,
+) -> None:
+    """The laws: how proved ranks grow with the scale of the logits on spheres, balls and fixed heads."""
+    from rankcert.laws import run_laws
+
+    with _Progress() as progress:
+        report = run_laws(
+            family,
+            eps=eps,
+            betas=beta,
+            n=n,
+            quick=quick,
+            resume=resume,
+            threads=threads,
+            progress=progress.stage,
+        )
+    if plot is not None:
+        from rankcert.plots import plot_laws
+
+        plot_laws(report, plot)
+    text = json.dumps(report.to_dict(), allow_nan=False)
+    if out is not None:
+        try:
+            out.write_text(text + "\n", "utf-8")
+        except OSError as error:
+            raise InvalidInput(f"cannot write {out}: {error.strerror or error}") from None
+    _table("points", *report.point_rows())
+    _table("slopes", *report.family_rows())
+    fits = {family.name: report.fit(family) for family in report.families}
+    line = " ".join(
+        f"{name}:{'-' if fit.slope is None else f'{fit.slope:.3f}'}" for name, fit in fits.items()
+    )
+    print(text if json_ else line)
+    raise typer.Exit(1 if any(report.met(family) is False for family in report.families) else 0)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -472,7 +472,9 @@ def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path):
     path = tmp_path / "c.safetensors"
     certificate().save(path)
     old = path.read_bytes()
-    done = subprocess.run([sys.executable, "-P", "-c", FULL_DISK, path], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", FULL_DISK, path], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 1 and "File too large" in done.stderr
     assert path.read_bytes() == old and len(list(tmp_path.iterdir())) == 1
 

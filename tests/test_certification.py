@@ -26,7 +26,9 @@ def well_separated(count, distinct, jitter, seed):
     return points + jitter * rng.normal(size=points.shape), 40.0 * distinct**2
 
 
-@pytest.mark.parametrize(("count", "distinct", "jitter"), [(12, 12, 0.0), (30, 10, 0.0), (30, 10, 1e-5), (24, 1, 0.0)])
+@pytest.mark.parametrize(
+    ("count", "distinct", "jitter"), [(12, 12, 0.0), (30, 10, 0.0), (30, 10, 1e-5), (24, 1, 0.0)]
+)
 @pytest.mark.parametrize("eps", [0.05, 0.4])
 def test_never_below_the_known_rank(count, distinct, jitter, eps):
     points, scale = well_separated(count, distinct, jitter, seed=1)
@@ -43,12 +45,20 @@ def test_permutation_and_identity_heads_have_full_rank(size):
     eye = np.eye(size)
     for q in (eye, eye[order]):
         certificate = certify(q, eye, eps=0.9, scale=100.0)
-        assert certificate.rank == size  # each row is a unit vector up to e^-100: below rank n some row is off by 1
+        assert (
+            certificate.rank == size
+        )  # each row is a unit vector up to e^-100: below rank n some row is off by 1
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 30), st.integers(1, 30), st.integers(1, 4),
-       st.sampled_from([0.9, 0.3, 0.05, 1e-6]), st.booleans())
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 30),
+    st.integers(1, 30),
+    st.integers(1, 4),
+    st.sampled_from([0.9, 0.3, 0.05, 1e-6]),
+    st.booleans(),
+)
 def test_rank_stands_between_the_spectral_bound_and_the_trivial_one(seed, n, m, d, eps, causal):
     rng = np.random.default_rng(seed)
     q, k, bias = 2 * rng.normal(size=(n, d)), rng.normal(size=(m, d)), rng.normal(size=m)
@@ -66,7 +76,9 @@ def test_on_the_shipped_heads(name):
     p = dense_attention(head.q, head.k, **head.options())
     allowed = p > 0 if head.causal else np.ones_like(p, dtype=bool)
     u, s, vt = np.linalg.svd(p)
-    errors = [np.where(allowed, abs(p - (u[:, :r] * s[:r]) @ vt[:r]), 0.0).sum(axis=1).max() for r in range(257)]
+    errors = [
+        np.where(allowed, abs(p - (u[:, :r] * s[:r]) @ vt[:r]), 0.0).sum(axis=1).max() for r in range(257)
+    ]
     for eps in (0.5, 0.1):
         expected = next(r for r, error in enumerate(errors) if error <= eps)
         svd = certify(head.q, head.k, eps=eps, method="svd", **head.options())

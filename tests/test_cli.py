@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import threading
 from decimal import Decimal
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 import rankcert
 from rankcert import cli
 
-COMMANDS = ("certify", "verify", "audit", "dimension")
+COMMANDS = ("certify", "verify", "audit", "dimension", "laws")
 
 
 class Run:
@@ -542,16 +543,34 @@ def test_script_shows_progress_on_a_terminal_only(head):
 
     reader, terminal = pty.openpty()
     environment = os.environ | {"TERM": "xterm"}
+    shown = bytearray()
+
+    def read():  # beside the command: a terminal holds only so much before it makes the writer wait
+        try:
+            while chunk := os.read(reader, 65536):
+                shown.extend(chunk)
+        except OSError:  # Linux says so when the other end is closed
+            pass
+
+    listener = threading.Thread(target=read)
+    listener.start()
     done = script("certify", head, "--eps", "0.1", stdout=subprocess.PIPE, stderr=terminal, env=environment)
     os.close(terminal)
-    shown = b""
-    try:
-        while chunk := os.read(reader, 65536):
-            shown += chunk
-    except OSError:  # Linux says so when the other end is closed
-        pass
+    listener.join()
     os.close(reader)
     assert done.returncode == 0 and re.fullmatch(r"PROVED rank \d+ bound \S+ by \w+\n", done.stdout)
     assert b"checking" in shown and b"\x1b[" in shown
     piped = script("certify", head, "--eps", "0.1", capture_output=True)
     assert piped.stdout == done.stdout and "\x1b" not in piped.stderr and "checking" not in piped.stderr
+
+
+def test_laws_on_a_small_family(run, tmp_path):
+    points, out, plot = tmp_path / "points.json", tmp_path / "laws.json", tmp_path / "laws.svg"
+    arguments = ["--family", "sphere-2", "--n", "64", "--beta", "1", "--beta", "4", "--resume", points]
+    first = run("laws", *arguments, "--out", out, "--plot", plot)
+    assert first.status == 0 and first.out == "sphere-2:-\n"  # fewer than four points: nothing is claimed
+    assert "<svg" in plot.read_text("utf-8")
+    again = run("laws", *arguments, "--json")
+    assert again.json == json.loads(out.read_text("utf-8"))
+    assert [p["rank"] for p in again.json["points"]] == sorted(p["rank"] for p in again.json["points"])
+    assert run("laws", "--family", "torus").status == 2

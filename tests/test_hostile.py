@@ -158,8 +158,8 @@ IN_ORDER = [
     one("format"),
     one("format-version"),
     *(one(name) for name in FIELDS if name != "offset"),
-    one("offset", "not-causal"),
     one("unknown-field"),
+    one("offset", "not-causal"),
     ("tensors", lambda draft: draft.tensors.update(extra={})),
     *(
         step

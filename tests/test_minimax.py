@@ -41,10 +41,31 @@ def test_a_thin_head_is_certified_far_below_its_size():
     assert factors.rank < 60 and is_proved(problem, factors, 0.01)
 
 
+def ends(half_width: float) -> Head:
+    """Two keys and a query whose logits are +-half_width."""
+    return Head(np.array([[half_width], [1.0]]), np.array([[-1.0], [1.0]]), {"scale": 1.0})
+
+
 def test_wide_rows_are_refused_without_a_rank():
-    head = Head(np.array([[40.0], [1.0]]), np.array([[-1.0], [1.0]]), {"scale": 1.0})
-    plan = Minimax().plan(head.problem(), 0.1, memory=2**30)
-    assert plan.rank is None and plan.refusal.startswith("logit half-range W = 40 is beyond 10")
+    plan = Minimax().plan(ends(41.0).problem(), 0.1, memory=2**30)
+    assert plan.rank is None and plan.refusal.startswith("logit half-range W = 41 is beyond 40")
+
+
+def test_what_float64_cannot_carry_is_counted_and_refused_with_the_limit():
+    plan = Minimax().plan(ends(35.0).problem(), 0.1, memory=2**30)
+    assert plan.rank == plan.details["degree"] + 1 == 40
+    assert plan.refusal.startswith(
+        "logit half-range W = 35 is beyond 32.64, the most float64 coefficients carry"
+    )
+    build(Minimax(), ends(32.0), 0.1)
+
+
+@pytest.mark.parametrize("beta", [8.0, 16.0, 24.0])
+def test_wide_heads_are_proved(beta):
+    rng = np.random.default_rng(0)
+    q, k = (x / np.linalg.norm(x, axis=1)[:, None] for x in rng.normal(size=(2, 60, 2)))
+    problem, _, factors = build(Minimax(), Head(q, k, {"scale": beta}), 0.1)
+    assert is_proved(problem, factors, 0.1)
 
 
 def test_memory_is_refused_with_the_amount():

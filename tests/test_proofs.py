@@ -53,14 +53,16 @@ def test_lemma_1_constants():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_kernel_meets_theorem_1(variant):
     rng = np.random.default_rng(0)
-    x = np.concatenate([
-        rng.uniform(-708, 700, 4000),
-        rng.uniform(-30, 0, 4000),
-        rng.normal(size=2000) * 10.0 ** rng.uniform(-300, 0, 2000),
-        np.arange(-1021, 1010) * np.log(2.0),
-        (np.arange(-1021, 1009) + 0.5) * np.log(2.0),
-        [0.0, -0.0, -708.0, 700.0, 5e-324, -5e-324, np.nextafter(-708, 0), np.nextafter(700, 0)],
-    ])
+    x = np.concatenate(
+        [
+            rng.uniform(-708, 700, 4000),
+            rng.uniform(-30, 0, 4000),
+            rng.normal(size=2000) * 10.0 ** rng.uniform(-300, 0, 2000),
+            np.arange(-1021, 1010) * np.log(2.0),
+            (np.arange(-1021, 1009) + 0.5) * np.log(2.0),
+            [0.0, -0.0, -708.0, 700.0, 5e-324, -5e-324, np.nextafter(-708, 0), np.nextafter(700, 0)],
+        ]
+    )
     x = x[(x >= -708) & (x <= 700)]
     y = exponentials(x, variant)
     with flint.ctx.workprec(160):

@@ -27,7 +27,9 @@ BLUR = arb("1e-40")  # more than the width of the oracle's balls, which no float
 
 def assert_sound(problem, verdict, ends):
     """Every row's true error lies in [row_bounds_lower, row_bounds], and the status is true."""
-    if problem.left.shape[1] == 0:  # rank 0 is judged by rule: the error is 1, which no ball of radius > 0 is below
+    if (
+        problem.left.shape[1] == 0
+    ):  # rank 0 is judged by rule: the error is 1, which no ball of radius > 0 is below
         assert (verdict.row_bounds == 1.0).all() and (verdict.row_bounds_lower == 1.0).all()
         assert verdict.status == ("PROVED" if verdict.eps >= 1.0 else "REFUTED")
         return
@@ -51,15 +53,30 @@ def near(ends, which: float) -> float:
 def test_every_row_of_many_thousand():
     seen = {"rows": 0, "PROVED": 0, "REFUTED": 0, "UNDECIDED": 0}
 
-    @settings(max_examples=4600, deadline=None, database=None, derandomize=True,
-              suppress_health_check=list(HealthCheck))
-    @given(problems(), st.sampled_from([0.0, 1e-15, -1e-15, 1e-12, -1e-12, 1e-6, -1e-6, 0.05, -0.05, 0.5, -0.5]),
-           st.sampled_from(VARIANTS), st.sampled_from(["blas", "portable"]))
+    @settings(
+        max_examples=4600,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(
+        problems(),
+        st.sampled_from([0.0, 1e-15, -1e-15, 1e-12, -1e-12, 1e-6, -1e-6, 0.05, -0.05, 0.5, -0.5]),
+        st.sampled_from(VARIANTS),
+        st.sampled_from(["blas", "portable"]),
+    )
     def check(problem, which, variant, gemm):
         ends = ball_errors(problem.q, problem.k, problem.left, problem.right, **problem.options)
         inputs = read_inputs(problem.q, problem.k, **problem.options)
-        verdict = check_rows(inputs, problem.left, problem.right, eps=near(ends, which),
-                             log_normaliser=problem.hint, engine=Engine(gemm=gemm, variant=variant))
+        verdict = check_rows(
+            inputs,
+            problem.left,
+            problem.right,
+            eps=near(ends, which),
+            log_normaliser=problem.hint,
+            engine=Engine(gemm=gemm, variant=variant),
+        )
         assert_sound(problem, verdict, ends)
         seen["rows"] += len(ends)
         seen[verdict.status] += 1
@@ -75,7 +92,9 @@ def test_exact_rows_and_exact_agree_with_the_definition(problem, rows):
     ends = ball_errors(problem.q, problem.k, problem.left, problem.right, **problem.options)
     eps = near(ends, 1e-12)
     for kwargs in ({"exact": True}, {"exact_rows": rows}):
-        verdict = audit(problem.q, problem.k, problem.left, problem.right, eps=eps, **problem.options, **kwargs)
+        verdict = audit(
+            problem.q, problem.k, problem.left, problem.right, eps=eps, **problem.options, **kwargs
+        )
         assert_sound(problem, verdict, ends)
     inputs = read_inputs(problem.q, problem.k, **problem.options)
     if problem.left.shape[1]:
@@ -163,8 +182,9 @@ def test_lowering_eps_below_the_recomputed_bound_is_not_proved():
     inputs = read_inputs(q, k)
     verdict = check_rows(inputs, p, np.eye(30), eps=0.1)
     for eps, status in ((verdict.bound, "PROVED"), (math.nextafter(verdict.bound, 0.0), "UNDECIDED")):
-        certificate = make_certificate(inputs, eps, p, np.eye(30), np.log(np.ones(20)), method="exact", details={},
-                                       verdict=verdict)
+        certificate = make_certificate(
+            inputs, eps, p, np.eye(30), np.log(np.ones(20)), method="exact", details={}, verdict=verdict
+        )
         hinted = check_rows(inputs, certificate.left, certificate.right, eps=eps)
         assert hinted.status == status
     assert verify(certificate, q, k).status != "PROVED"  # the wrong hint only weakens it
@@ -188,7 +208,10 @@ def test_garbage_in_hidden_keys_reaches_no_number():
     bias = np.zeros(9)
     bias[[2, 4]] = -np.inf
     left, right = rng.normal(size=(5, 2)) / 9, rng.normal(size=(9, 2))
-    for options, hidden in (({"key_bias": bias}, [2, 4]), ({"key_bias": bias, "causal": True, "offset": 2}, [2, 4, 7, 8])):
+    for options, hidden in (
+        ({"key_bias": bias}, [2, 4]),
+        ({"key_bias": bias, "causal": True, "offset": 2}, [2, 4, 7, 8]),
+    ):
         clean = audit(q, k, left, right, **options)
         for garbage in (np.nan, np.inf, 1e308):
             dirty = k.copy()
@@ -198,7 +221,9 @@ def test_garbage_in_hidden_keys_reaches_no_number():
             assert verdict.digests == clean.digests
 
 
-@pytest.mark.parametrize("mask", [-1e4, -1e9, float(np.finfo(np.float32).min), float(np.finfo(np.float64).min)])
+@pytest.mark.parametrize(
+    "mask", [-1e4, -1e9, float(np.finfo(np.float32).min), float(np.finfo(np.float64).min)]
+)
 def test_finite_masks_cost_nothing(mask):
     rng = np.random.default_rng(8)
     q, k = rng.normal(size=(6, 3)), rng.normal(size=(9, 3))
@@ -214,10 +239,10 @@ def test_rows_without_a_key_are_refused_with_their_index():
     q, k = np.ones((4, 2)), np.ones((5, 2))
     with pytest.raises(ValueError, match="row 0 keeps no key"):
         audit(q, k, np.ones((4, 1)), np.ones((5, 1)), key_bias=np.full(5, -np.inf))
-    with pytest.raises(ValueError, match="row 0 keeps no key.*first 0 keys"):
+    with pytest.raises(ValueError, match=r"row 0 keeps no key.*first 0 keys"):
         audit(q, k, np.ones((4, 1)), np.ones((5, 1)), causal=True, offset=-1)
     bias = np.array([-np.inf, -np.inf, 0, 0, 0.0])
-    with pytest.raises(ValueError, match="row 0 keeps no key.*first 1 keys"):
+    with pytest.raises(ValueError, match=r"row 0 keeps no key.*first 1 keys"):
         audit(q, k, np.ones((4, 1)), np.ones((5, 1)), causal=True, key_bias=bias)
 
 

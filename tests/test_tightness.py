@@ -12,8 +12,14 @@ from rankcert.checker.kernel import VARIANTS
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 20), st.integers(1, 20), st.integers(1, 16), st.floats(0.1, 4.0),
-       st.booleans())
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 20),
+    st.integers(1, 20),
+    st.integers(1, 16),
+    st.floats(0.1, 4.0),
+    st.booleans(),
+)
 def test_bound_is_within_a_millionth_of_the_error(seed, n, m, d, sigma, causal):
     rng = np.random.default_rng(seed)
     q, k = sigma * rng.normal(size=(n, d)), rng.normal(size=(m, d))
@@ -60,7 +66,9 @@ def test_threads_tiles_and_variants_change_only_the_last_digits(hint):
         assert np.abs(result.row_bounds - results[0].row_bounds).max() <= floor
     # PROVED never against REFUTED, at any tolerance near the error
     for eps in np.linspace(results[0].bound_lower, results[0].bound, 20):
-        statuses = {"PROVED" if r.bound <= eps else "REFUTED" if r.bound_lower > eps else "?" for r in results}
+        statuses = {
+            "PROVED" if r.bound <= eps else "REFUTED" if r.bound_lower > eps else "?" for r in results
+        }
         assert not {"PROVED", "REFUTED"} <= statuses
 
 
@@ -79,4 +87,7 @@ def test_hints_found_are_as_good_as_exact_ones():
     inputs = read_inputs(q, k, key_bias=bias, causal=True, offset=2400)
     x = np.where(np.arange(2500) <= np.arange(30)[:, None] + 2400, q @ k.T / np.sqrt(8) + bias, -np.inf)
     top = x.max(axis=1)
-    assert np.abs(find_log_normalisers(inputs) - top - np.log(np.exp(x - top[:, None]).sum(axis=1))).max() < 1e-10
+    assert (
+        np.abs(find_log_normalisers(inputs) - top - np.log(np.exp(x - top[:, None]).sum(axis=1))).max()
+        < 1e-10
+    )

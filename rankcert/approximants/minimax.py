@@ -1,89 +1,262 @@
-"""The polynomial of smallest relative distance to exp on [-W, W], by the Remez exchange (THEORY.md, Lemma 8)."""
+"""The polynomial of smallest relative distance to exp on [-W, W], by the Remez exchange (THEORY.md, Lemma 8).
+
+p runs from e^-W to e^W, so that as a sum of powers it loses 2W / log 10 digits. As a table of values it loses none: the
+exchange interpolates p(x) e^-x between the points where the error alternates, which is well conditioned, and so it can
+search in float64. The coefficients come from the last points in extended precision (decimals of the standard library:
+as exact as any, and fast). What is left is that they have to be float64: rounding each for itself would cost about
+.02 to .3 of 2^-53 e^2W (2e-4 at W = 16, everything at W = 20); `_round` makes 2^-53 e^W of it.
+"""
+
+import math
+from decimal import Context, Decimal, localcontext
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
-from numpy.polynomial import chebyshev
 
 from rankcert.approximants import taylor
 from rankcert.approximants.base import Polynomial
 from rankcert.errors import CannotCertify
 
-__all__ = ["WIDEST", "find_degree", "fit"]
+__all__ = ["WIDEST_COUNT", "find_degree", "fit", "rounding_est", "widest"]
 
-WIDEST = 10.0  # e^2W = 5e8: float64 coefficients of size e^W still resolve e^-W to about 1e-7
-GRID = 256  # points per degree on which errors are looked at
-EXCHANGES = 20  # the exchange converges quadratically, a handful is the rule
-LEVEL = 1e-6  # it stops when the peaks of the error agree to this
+WIDEST_COUNT = 40.0  # degrees are counted up to here
+ROUNDING = 1.5  # measured: rounding the coefficients, as `_round` does, costs at most 1.2 times 2^-53 e^W
+RESOLVED = 1e-13  # errors below that drown in the rounding of the exchange
+GRID = 16  # places per pair of neighbouring alternation points on which errors are looked at
+EXCHANGES = 30  # the exchange converges quadratically: three to five are the rule
+LEVEL = 1e-7  # it stops when the peaks of the error agree to this
+
+
+def rounding_est(half_width: float) -> float:
+    """About the most that float64 coefficients add to the relative error of a polynomial on [-W, W]."""
+    return ROUNDING * 2.0**-53 * math.exp(half_width)
+
+
+def widest(target: float) -> float:
+    """The largest W on which float64 coefficients reach a relative error, leaving rounding a quarter of it.
+
+    >>> [round(widest(eps), 1) for eps in (0.5, 0.1, 0.01, 1e-4, 1e-6)]
+    [34.3, 32.6, 30.3, 25.7, 21.1]
+    """
+    return math.log(target / (4.0 * ROUNDING * 2.0**-53))
 
 
 def find_degree(half_width: float, target: float) -> int:
-    """The smallest D >= 0 whose fit has `rho_est` <= target, for 0 <= W <= WIDEST and 0 < target.
+    """The smallest D >= 0 whose minimax polynomial has rho <= target, in exact arithmetic; 0 <= W <= WIDEST_COUNT.
 
-    Raises CannotCertify for larger W, and where rounding keeps every fit above the target.
+    Counts further than `fit` can build. Raises CannotCertify for larger W.
     """
-    if half_width > WIDEST:
+    if half_width > WIDEST_COUNT:
         raise CannotCertify(
-            f"logit half-range W = {half_width:.3g} is beyond {WIDEST:g}, the most a float64 minimax fit carries"
+            f"logit half-range W = {half_width:.3g} is beyond {WIDEST_COUNT:g}, up to which minimax degrees are counted"
         )
-    for degree in range(taylor.find_degree(half_width, min(target, 1.0)) + 1):
-        if fit(half_width, degree).rho_est <= target:
-            return degree
-    raise CannotCertify(
-        f"float64 coefficients do not reach relative error {target:.1e} on |x| <= {half_width:.3g}"
-    )
+    if not target >= RESOLVED:
+        raise CannotCertify(
+            f"relative error {target:.1e} is below {RESOLVED:g}, the least the exchange resolves"
+        )
+    if half_width == 0.0:
+        return 0
+    # |level| at any points is a lower bound of rho (Lemma 8), and at the first points already close to it.
+    refused, accepted = -1, taylor.find_degree(half_width, min(target, 1.0))
+    while accepted - refused > 1:
+        middle = (accepted + refused) // 2
+        if abs(_level(_first_points(half_width, middle), half_width).level) > target:
+            refused = middle
+        else:
+            accepted = middle
+    most = accepted + 2  # the search found where a lower bound of rho passes the target
+    while _exchange(half_width, accepted).rho > target:
+        accepted += 1
+        if accepted > most:
+            raise CannotCertify(
+                f"the exchange does not resolve relative error {target:.1e} on |x| <= {half_width:.3g}"
+            )
+    return accepted
 
 
+@lru_cache(maxsize=64)
 def fit(half_width: float, degree: int) -> Polynomial:
-    """The minimax polynomial of given degree, 0 <= W <= WIDEST.
+    """The minimax polynomial of given degree with its coefficients rounded to float64, `rho_est` including that.
 
-    Solved in the basis T_k(x / W), then rounded to monomial coefficients; `rho_est` is the largest error of the
-    rounded polynomial over a grid, peaks refined by parabolas.
+    Raises CannotCertify for W > widest(1.0), where rounding leaves nothing at any degree.
     """
+    if half_width > widest(1.0):
+        raise CannotCertify(
+            f"logit half-range W = {half_width:.4g} is beyond {widest(1.0):.4g}, the most float64 coefficients of a "
+            "minimax polynomial carry"
+        )
     if half_width == 0.0:
         return Polynomial(np.eye(1, degree + 1)[0], half_width, 0.0)
-    points = -half_width * np.cos(np.pi * np.arange(degree + 2) / (degree + 1))
-    best, lowest = np.ones(1), np.inf  # where rounding hides the shape of the error, exchanges go astray
+    last = _exchange(half_width, degree)
+    # Digits for the differences of the points, and for the cancellation from e^W to e^-W, with 40 to spare.
+    with localcontext(Context(prec=40 + 2 * degree + math.ceil(half_width))):
+        coefficients, added = _round(_expand(-half_width * np.cos(last.angles), degree), half_width)
+    coefficients.flags.writeable = False  # the cache shares it
+    angles = np.linspace(0.0, np.pi, 4 * GRID * (degree + 2) + 1)[1:-1]
+    x = np.concatenate([-half_width * np.cos(angles), [-half_width, half_width]])
+    error = _errors(last, x, half_width)
+    for s, change in enumerate(added):
+        error += change * np.exp(-x) * np.prod(x[:, None] - _nodes(half_width, s), axis=1)
+    return Polynomial(coefficients, half_width, float(np.abs(error).max()))
+
+
+class _Levelled(NamedTuple):
+    """p in values: p(x) e^-x - 1 is +level, -level, .. at x = -W cos(angles), ascending.
+
+    terms: its barycentric terms, up to a common factor e^scale. rho: the largest error found, once looked at.
+    """
+
+    angles: np.ndarray
+    level: float
+    terms: np.ndarray
+    scale: float
+    rho: float = math.inf
+
+
+def _first_points(half_width: float, degree: int) -> np.ndarray:
+    """Angles at which (D + 1) a + W sin a is a multiple of pi: the error oscillates about like the cosine of that."""
+    angles = _solve_phases(np.pi * np.arange(degree + 2), degree + 1, min(half_width, 0.9 * (degree + 1)))
+    angles[[0, -1]] = 0.0, np.pi
+    return angles
+
+
+def _solve_phases(phases: np.ndarray, count: int, tilt: float) -> np.ndarray:
+    """Angles a in [0, pi] with count a + tilt sin a = phase, tilt <= count; by bisection."""
+    low, high = np.zeros(phases.size), np.full(phases.size, np.pi)
+    for _ in range(40):
+        middle = (low + high) / 2
+        below = count * middle + tilt * np.sin(middle) < phases
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return (low + high) / 2
+
+
+def _level(angles: np.ndarray, half_width: float) -> _Levelled:
+    """The polynomial whose error alternates at these points: its divided difference over all of them vanishes."""
+    x = -half_width * np.cos(angles)
+    apart = np.abs(x[:, None] - x) * (2.0 / half_width)
+    np.fill_diagonal(apart, 1.0)
+    exponents = x - np.log(apart).sum(axis=1)
+    scale = float(exponents.max())
+    signs = (-1.0) ** np.arange(x.size)
+    weights = np.exp(exponents - scale)
+    level = -float((signs * weights).sum() / weights.sum())
+    return _Levelled(angles, level, signs * weights * (1.0 + level * signs), scale)
+
+
+def _errors(levelled: _Levelled, x: np.ndarray, half_width: float) -> np.ndarray:
+    """p(x) e^-x - 1."""
+    points = -half_width * np.cos(levelled.angles)
+    apart = (x[:, None] - points) * (2.0 / half_width)
+    here = apart == 0.0
+    apart[here] = 1.0
+    sizes = np.exp(np.log(np.abs(apart)).sum(axis=1) - x + levelled.scale)
+    signs = (-1.0) ** (np.signbit(apart).sum(axis=1) + points.size - 1)
+    errors = signs * sizes * (levelled.terms / apart).sum(axis=1) - 1.0
+    row, point = np.nonzero(here)
+    errors[row] = (-1.0) ** point * levelled.level
+    return errors
+
+
+@lru_cache(maxsize=256)
+def _exchange(half_width: float, degree: int) -> _Levelled:
+    levelled = _level(_first_points(half_width, degree), half_width)
+    if (
+        abs(levelled.level) < RESOLVED / 4.0
+    ):  # nothing to be seen; the first points are good to a small factor
+        return levelled._replace(rho=RESOLVED)
+    best = levelled
     for _ in range(EXCHANGES):
-        series = _solve_levelled(points, half_width, degree)
-        points, heights = _find_peaks(
-            lambda x, c=series: chebyshev.chebval(x / half_width, c), half_width, degree
-        )
-        if heights.max() < lowest:
-            best, lowest = series, heights.max()
-        if points.size < degree + 2 or heights.max() <= (1.0 + LEVEL) * heights.min():
-            break
-    coefficients = chebyshev.cheb2poly(best) / half_width ** np.arange(degree + 1)
-    _, heights = _find_peaks(lambda x: np.polyval(coefficients[::-1], x), half_width, degree)
-    return Polynomial(coefficients, half_width, float(heights.max()))
+        angles, heights = _find_peaks(levelled, half_width)
+        levelled = levelled._replace(rho=float(heights.max()))
+        if levelled.rho < best.rho:
+            best = levelled
+        done = heights.max() <= (1.0 + LEVEL) * heights.min()
+        if done or angles.size < degree + 2 or not (np.diff(angles) > 0.0).all():
+            break  # or rounding hides the shape of the error
+        levelled = _level(angles, half_width)
+    return best
 
 
-def _solve_levelled(points: np.ndarray, half_width: float, degree: int) -> np.ndarray:
-    """Chebyshev coefficients of the p with p(x) e^-x - 1 = +h, -h, +h, .. at the degree + 2 points, for some h."""
-    weighted = chebyshev.chebvander(points / half_width, degree) * np.exp(-points)[:, None]
-    signs = (-1.0) ** np.arange(degree + 2)
-    return np.linalg.solve(np.column_stack([weighted, signs]), np.ones(degree + 2))[:-1]
-
-
-def _find_peaks(polynomial, half_width: float, degree: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where |p(x) e^-x - 1| peaks between sign changes, and how high: degree + 2 places at most, outer ones dropped."""
-    count = GRID * (degree + 2)
-    points = -half_width * np.cos(np.pi * np.arange(count + 1) / count)
-    error = polynomial(points) * np.exp(-points) - 1.0
+def _find_peaks(levelled: _Levelled, half_width: float) -> tuple[np.ndarray, np.ndarray]:
+    """Where the error peaks between sign changes, and how high: degree + 2 places at most, lower ends dropped."""
+    angles = levelled.angles
+    between = angles[:-1, None] + np.diff(angles)[:, None] * (np.arange(GRID) + 0.5) / GRID
+    x = np.sort(np.concatenate([angles, between.ravel()]))
+    error = _errors(levelled, -half_width * np.cos(x), half_width)
     changes = np.flatnonzero(np.signbit(error[1:]) != np.signbit(error[:-1])) + 1
-    positions, heights = [], []
-    for part in np.split(np.arange(count + 1), changes):
-        i = int(part[np.argmax(np.abs(error[part]))])
-        step, height = 0.0, error[i]
-        if 0 < i < count:  # the vertex of the parabola through three points, at most half a step away
-            slope, bend = (error[i + 1] - error[i - 1]) / 2, error[i + 1] - 2 * error[i] + error[i - 1]
-            step = -slope / bend if bend else 0.0
-            height += slope * step / 2
-        positions.append(i + step)
-        heights.append(abs(height))
-    first, last = 0, len(heights)
-    while last - first > degree + 2:
+    peaks = np.array([part[np.argmax(np.abs(error[part]))] for part in np.split(np.arange(x.size), changes)])
+    places, heights = x[peaks], np.abs(error[peaks])
+    for number, i in enumerate(peaks):
+        if 0 < i < x.size - 1:  # the vertex of the parabola through three neighbours
+            rise, fall = (
+                (error[i] - error[i - 1]) / (x[i] - x[i - 1]),
+                (error[i + 1] - error[i]) / (x[i + 1] - x[i]),
+            )
+            bend = (fall - rise) / (x[i + 1] - x[i - 1])
+            if bend:
+                places[number] = min(max((x[i - 1] + x[i] - rise / bend) / 2, x[i - 1]), x[i + 1])
+                away = places[number] - x[i]
+                heights[number] = abs(error[i] + away * (rise + bend * (places[number] - x[i - 1])))
+    first, last = 0, heights.size
+    while last - first > levelled.angles.size:
         if heights[first] < heights[last - 1]:
             first += 1
         else:
             last -= 1
-    kept = np.array(positions[first:last])
-    return -half_width * np.cos(np.pi * kept / count), np.array(heights[first:last])
+    return places[first:last], heights[first:last]
+
+
+def _expand(points: np.ndarray, degree: int) -> list[Decimal]:
+    """Coefficients in powers of x of the levelled polynomial at these points, by Newton's divided differences."""
+    x = [Decimal(float(point)) for point in points]
+    values = [point.exp() for point in x]
+    signed = [value if i % 2 == 0 else -value for i, value in enumerate(values)]
+    plain, turned = (_divided_differences(x, column) for column in (values, signed))
+    level = -plain[-1] / turned[-1]
+    newton = [a + level * b for a, b in zip(plain[:-1], turned[:-1], strict=True)]
+    exact = [newton[-1]]
+    for k in range(degree - 1, -1, -1):  # times (x - point), plus the next constant
+        exact = _times_root(exact, x[k])
+        exact[0] += newton[k]
+    return exact
+
+
+def _times_root(p: list[Decimal], root: Decimal) -> list[Decimal]:
+    """Coefficients of (x - root) p."""
+    return [-root * p[0], *(a - root * b for a, b in pairwise(p)), p[-1]]
+
+
+def _round(exact: list[Decimal], half_width: float) -> tuple[np.ndarray, np.ndarray]:
+    """float64 coefficients, and how much each rounding added: the result is p + sum_s added[s] prod_t (x - nodes(s)_t).
+
+    From the highest power down: rounding c_s would add a multiple of x^s. Changing the coefficients that are still to
+    be rounded makes of it the same multiple of a monic polynomial that is nearly the smallest relative to e^x.
+    """
+    left = list(exact)
+    rounded, added = np.zeros(len(left)), np.zeros(len(left))
+    for s in range(len(left) - 1, -1, -1):
+        rounded[s] = float(left[s])
+        change = Decimal(float(rounded[s])) - left[s]
+        added[s] = float(change)
+        monic = [Decimal(1)]
+        for node in _nodes(half_width, s).tolist():
+            monic = _times_root(monic, Decimal(node))
+        left = [c + change * b for c, b in zip(left[:s], monic, strict=False)]
+    return rounded, added
+
+
+def _nodes(half_width: float, count: int) -> np.ndarray:
+    """Zeros of a polynomial that is small relative to e^x on [-W, W] for its leading coefficient."""
+    spread = min(half_width, float(count))  # beyond -W + 2 count, e^x wins whatever the polynomial
+    angles = _solve_phases(np.pi * (np.arange(count) + 0.5), count, spread)
+    return -half_width + spread * (1.0 - np.cos(angles))
+
+
+def _divided_differences(x: list[Decimal], values: list[Decimal]) -> list[Decimal]:
+    out = list(values)
+    for order in range(1, len(x)):
+        for i in range(len(x) - 1, order - 1, -1):
+            out[i] = (out[i] - out[i - 1]) / (x[i] - x[i - order])
+    return out

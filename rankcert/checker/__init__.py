@@ -10,6 +10,7 @@ else of rankcert.
 """
 
 from rankcert.checker.claim import Claim, read_claim
+from rankcert.checker.domain import DomainVerdict, check_domain, read_domain, verify_domain
 from rankcert.checker.engine import Engine
 from rankcert.checker.inputs import Inputs, read_inputs
 from rankcert.checker.rows import check_rows, find_log_normalisers, logit_residual, read_eps
@@ -18,15 +19,19 @@ from rankcert.checker.verification import audit, verify
 
 __all__ = [
     "Claim",
+    "DomainVerdict",
     "Engine",
     "Inputs",
     "Verdict",
     "audit",
+    "check_domain",
     "check_rows",
     "find_log_normalisers",
     "logit_residual",
     "read_claim",
+    "read_domain",
     "read_eps",
     "read_inputs",
     "verify",
+    "verify_domain",
 ]

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,8 @@ __all__ = [
     "Claim",
     "read_claim",
     "read_fields",
+    "read_file",
+    "take_fields",
 ]
 
 FORMAT_NAME = "rankcert certificate"
@@ -82,60 +84,12 @@ def read_claim(source: str | os.PathLike | bytes, *, max_bytes: int = MAX_FILE) 
 
     OSError passes through when the path cannot be read at all.
     """
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        data = memoryview(source).cast("B")
-        if len(data) > max_bytes:
-            raise MalformedCertificate("file-too-large", f"{len(data)} bytes, at most {max_bytes} are read")
-        return _parse(len(data), lambda start, stop: data[start:stop])
-    with open(source, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > max_bytes:
-            raise MalformedCertificate("file-too-large", f"{size} bytes, at most {max_bytes} are read")
 
-        def fetch(start: int, stop: int):
-            file.seek(start)
-            return file.read(stop - start)
+    def shapes(fields):
+        n, m, r = fields["n"], fields["m"], fields["rank"]
+        return {"left": (n, r), "right": (m, r), "log_normaliser": (n,)}
 
-        return _parse(size, fetch)
-
-
-def _parse(size: int, fetch) -> Claim:
-    # Straight down, each step one refusal; nothing is allocated that the checks before it have not bounded.
-    _require(size >= 8, "truncated", f"{size} bytes; even an empty certificate has 8")
-    (header_size,) = struct.unpack("<Q", _exactly(fetch, 0, 8))
-    _require(header_size <= MAX_HEADER, "header-too-large", f"{header_size} bytes, at most {MAX_HEADER}")
-    _require(
-        8 + header_size <= size, "truncated", f"the header ends at {8 + header_size}, the file at {size}"
-    )
-    header = _json("header", bytes(_exactly(fetch, 8, 8 + header_size)))
-    block = header.pop("__metadata__", None)
-    _require(
-        isinstance(block, dict) and set(block) == {"rankcert"} and isinstance(block["rankcert"], str),
-        "metadata",
-        'must be {"rankcert": "..."} with one JSON string',
-    )
-    fields = read_fields(block["rankcert"])
-
-    n, m, r = fields["n"], fields["m"], fields["rank"]
-    shapes = {"left": (n, r), "right": (m, r), "log_normaliser": (n,)}
-    _require(set(header) == set(shapes), "tensors", f"must be {sorted(shapes)}, got {_shown(sorted(header))}")
-    spans = {name: _span(name, header[name], shape) for name, shape in shapes.items()}
-    end = 0
-    for start, stop in sorted(spans.values()):
-        _require(start == end, "layout", f"a tensor starts at {start} where the one before ends at {end}")
-        end = stop
-    body = 8 + header_size
-    _require(
-        body + end == size,
-        "truncated" if body + end > size else "trailing-bytes",
-        f"the tensors end at {body + end}, the file at {size}",
-    )
-    arrays = {
-        name: np.frombuffer(bytes(_exactly(fetch, body + start, body + stop)), dtype="<f8").reshape(
-            shapes[name]
-        )
-        for name, (start, stop) in spans.items()
-    }
+    fields, arrays = read_file(source, read_fields, shapes, max_bytes)
     return Claim(
         eps=fields["eps"],
         scale=fields["scale"],
@@ -148,26 +102,91 @@ def _parse(size: int, fetch) -> Claim:
     )
 
 
+def read_file(
+    source: str | os.PathLike | bytes,
+    read_fields: Callable[[str], dict],
+    shapes: Callable[[dict], dict[str, tuple[int, ...]]],
+    max_bytes: int,
+) -> tuple[dict, dict[str, np.ndarray]]:
+    """Fields and tensors of one file: `read_fields` judges its metadata string, `shapes` says what tensors follow."""
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        data = memoryview(source).cast("B")
+        if len(data) > max_bytes:
+            raise MalformedCertificate("file-too-large", f"{len(data)} bytes, at most {max_bytes} are read")
+        return _parse(len(data), lambda start, stop: data[start:stop], read_fields, shapes)
+    with open(source, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise MalformedCertificate("file-too-large", f"{size} bytes, at most {max_bytes} are read")
+
+        def fetch(start: int, stop: int):
+            file.seek(start)
+            return file.read(stop - start)
+
+        return _parse(size, fetch, read_fields, shapes)
+
+
+def _parse(size: int, fetch, read_fields, shapes) -> tuple[dict, dict[str, np.ndarray]]:
+    # Straight down, each step one refusal; nothing is allocated that the checks before it have not bounded.
+    _require(size >= 8, "truncated", f"{size} bytes; even an empty certificate has 8")
+    (header_size,) = struct.unpack("<Q", _exactly(fetch, 0, 8))
+    _require(header_size <= MAX_HEADER, "header-too-large", f"{header_size} bytes, at most {MAX_HEADER}")
+    body = 8 + header_size
+    _require(body <= size, "truncated", f"the header ends at {body}, the file at {size}")
+    header = _json("header", bytes(_exactly(fetch, 8, body)))
+    block = header.pop("__metadata__", None)
+    _require(
+        isinstance(block, dict) and set(block) == {"rankcert"} and isinstance(block["rankcert"], str),
+        "metadata",
+        'must be {"rankcert": "..."} with one JSON string',
+    )
+    fields = read_fields(block["rankcert"])
+
+    wanted = shapes(fields)
+    _require(set(header) == set(wanted), "tensors", f"must be {sorted(wanted)}, got {_shown(sorted(header))}")
+    spans = {name: _span(name, header[name], shape) for name, shape in wanted.items()}
+    end = 0
+    for start, stop in sorted(spans.values()):
+        _require(start == end, "layout", f"a tensor starts at {start} where the one before ends at {end}")
+        end = stop
+    _require(
+        body + end == size,
+        "truncated" if body + end > size else "trailing-bytes",
+        f"the tensors end at {body + end}, the file at {size}",
+    )
+    arrays = {}
+    for name, (start, stop) in spans.items():
+        data = bytes(_exactly(fetch, body + start, body + stop))
+        arrays[name] = np.frombuffer(data, dtype="<f8").reshape(wanted[name])
+    return fields, arrays
+
+
 def read_fields(text: str) -> dict:
     """The fields of the metadata string, each as FORMAT.md wants it, or MalformedCertificate."""
-    meta = _json("metadata", text)
-    _require(meta.pop("format", None) == FORMAT_NAME, "format", f"must be {FORMAT_NAME!r}")
-    version = meta.pop("format_version", None)
-    _require(
-        _is_int(version) and version == FORMAT_VERSION,
-        "format-version",
-        f"{_shown(version)}; this reader knows {FORMAT_VERSION}",
-    )
-    fields = {}
-    for name, (fits, what) in FIELDS.items():
-        _require(name in meta, "missing-field", f"{name} is not in the metadata")
-        fields[name] = meta.pop(name)
-        _require(fits(fields[name]), name, f"must be {what}, got {_shown(fields[name])}")
+    fields = take_fields(text, FORMAT_NAME, FORMAT_VERSION, FIELDS)
     _require(
         fields["causal"] or fields["offset"] == 0,
         "offset",
         f"{fields['offset']}, but only a causal certificate may have one",
     )
+    return fields
+
+
+def take_fields(text: str, format_name: str, format_version: int, table: dict) -> dict:
+    """The fields that `table` lists, in its order, of a metadata string of this format and version."""
+    meta = _json("metadata", text)
+    _require(meta.pop("format", None) == format_name, "format", f"must be {format_name!r}")
+    version = meta.pop("format_version", None)
+    _require(
+        _is_int(version) and version == format_version,
+        "format-version",
+        f"{_shown(version)}; this reader knows {format_version}",
+    )
+    fields = {}
+    for name, (fits, what) in table.items():
+        _require(name in meta, "missing-field", f"{name} is not in the metadata")
+        fields[name] = meta.pop(name)
+        _require(fits(fields[name]), name, f"must be {what}, got {_shown(fields[name])}")
     _require(not meta, "unknown-field", f"{_shown(sorted(meta))} in the metadata")
     return fields
 
@@ -238,19 +257,24 @@ def _is_details(x) -> bool:
     )
 
 
-# In the order they are checked; a field that does not fit is refused under its own name.
+# Of each field, in the order they are checked: whether a value fits, and what would. One that does not is refused
+# under the field's own name.
+POSITIVE = (lambda x: _is_float(x) and x > 0, "a positive finite number, written with a point or exponent")
+NUMBER = (_is_float, "a finite number, written with a point or exponent")
+COUNT = (lambda x: _is_size(x) and x > 0, "an integer from 1 to 2**30")
+TEXT = (_is_text, "a string of printable ASCII")
 FIELDS = {
     "n": (_is_size, "an integer from 0 to 2**30"),
-    "m": (lambda x: _is_size(x) and x > 0, "an integer from 1 to 2**30"),
+    "m": COUNT,
     "rank": (_is_size, "an integer from 0 to 2**30"),
-    "eps": (lambda x: _is_float(x) and x > 0, "a positive finite number, written with a point or exponent"),
-    "scale": (_is_float, "a finite number, written with a point or exponent"),
+    "eps": POSITIVE,
+    "scale": NUMBER,
     "causal": (lambda x: isinstance(x, bool), "true or false"),
     "offset": (lambda x: _is_int(x) and abs(x) <= SIZE_LIMIT, "an integer within +-2**30"),
     **{name: (_is_digest, "64 lower-case hexadecimal digits") for name in DIGESTS},
-    "method": (_is_text, "a string of printable ASCII"),
+    "method": TEXT,
     "details": (_is_details, "an object of numbers and strings of printable ASCII"),
-    "writer": (_is_text, "a string of printable ASCII"),
+    "writer": TEXT,
 }
 
 

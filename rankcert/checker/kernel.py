@@ -16,7 +16,15 @@ except ImportError as error:  # a source tree that was never built
         "and import the installed package"
     ) from error
 
-__all__ = ["BLOCK", "EPS_M", "LANES", "VARIANTS", "default_variant", "exponentials", "require_safe_arithmetic"]
+__all__ = [
+    "BLOCK",
+    "EPS_M",
+    "LANES",
+    "VARIANTS",
+    "default_variant",
+    "exponentials",
+    "require_safe_arithmetic",
+]
 
 EPS_M = 2.0**-52  # eps_m of PROOFS.md: twice the unit roundoff
 BLOCK: int = _kernel.BLOCK_COLUMNS
@@ -73,4 +81,3 @@ def _self_test() -> None:
             raise RankcertError(
                 f"kernel variant {variant} computes exp({float(x[wrong][0])!r}) wrongly: the build is broken"
             )
-

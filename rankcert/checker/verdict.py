@@ -109,7 +109,9 @@ def conclude(
             f"row {int(np.nanargmax(lower))} is certainly off by more than eps = {eps!r}",
         )
     else:
-        status, reason = "UNDECIDED", f"rounding leaves open whether row {worst} is within eps = {eps!r}"
+        slack = {name: at[worst] for name, at in (breakdown or {}).items() if name != "factor error"}
+        blame = f" (its largest slack: {max(slack, key=slack.get)})" if slack else ""
+        status, reason = "UNDECIDED", f"it stays open whether row {worst} is within eps = {eps!r}{blame}"
     return Verdict(
         status=status,
         eps=eps,

@@ -17,12 +17,12 @@ from rankcert.geometry import half_ranges, once_per_problem, visible
 from rankcert.kernels.table import count_monomials, monomial_table
 from rankcert.problem import AttentionProblem
 
-__all__ = ["PolynomialConstruction"]
+__all__ = ["PolynomialConstruction", "Rows", "largest_bias", "measure_rows", "monomials", "shift_powers"]
 
 LARGEST_EXPONENT = 36.0  # of a row factor: beyond e^36 = 2^52 float64 has no digit left for the row
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """Per row: shift s_i, half-range W_i, and the logarithm of the row's factor, all (n,)."""
 
     shift: np.ndarray
@@ -43,16 +43,22 @@ class PolynomialConstruction(Construction):
     def fit(half_width: float, degree: int) -> Polynomial:
         """See rankcert.approximants."""
 
+    @staticmethod
+    def widest(target: float) -> float:
+        """The largest half-width at which rounded coefficients still reach a target, if that is known beforehand."""
+        return np.inf
+
     def plan(self, problem: AttentionProblem, eps: float, *, memory: int) -> Plan:
         refusal = refuse_rounding(problem, eps)
         if refusal:
             return Plan(None, refusal)
-        rows = _measure_rows(problem)
+        rows = measure_rows(problem)
         half_width = float(rows.half_range.max(initial=0.0))
         dimension = visible(problem).dimension
         details: dict[str, int | float | str] = {"dimension": dimension, "half_range": half_width}
+        target = min(1.0, eps - problem.rounding_est)
         try:
-            degree = self.find_degree(half_width, min(1.0, eps - problem.rounding_est))
+            degree = self.find_degree(half_width, target)
         except CannotCertify as reason:
             return Plan(None, str(reason), details)
         details["degree"] = degree
@@ -60,6 +66,13 @@ class PolynomialConstruction(Construction):
         refusal = refuse_memory((problem.n + problem.m) * rank, memory)
         if refusal:
             return Plan(rank, refusal, details)
+        if half_width > self.widest(target):
+            return Plan(
+                rank,
+                f"logit half-range W = {half_width:.4g} is beyond {self.widest(target):.4g}, the most float64 "
+                f"coefficients carry at eps = {eps:g}",
+                details,
+            )
         exponent = rows.exponent.max(initial=0.0)
         if exponent > LARGEST_EXPONENT:
             return Plan(
@@ -71,34 +84,36 @@ class PolynomialConstruction(Construction):
             return Plan(rank, str(reason), details)
 
     def build(self, problem: AttentionProblem, plan: Plan, eps: float) -> Factorization:
-        x, seen, rows = problem.inputs, visible(problem), _measure_rows(problem)
+        x, seen, rows = problem.inputs, visible(problem), measure_rows(problem)
         polynomial: Polynomial = plan.state
-        left = _features(seen.query, polynomial.degree)
+        left = monomials(seen.query, polynomial.degree)
         stop = 0
-        for a, row_factor in enumerate(_shift(polynomial.coefficients, rows.shift) * np.exp(rows.exponent)):
+        powers = np.repeat(polynomial.coefficients[:, None], problem.n, axis=1)
+        for a, row_factor in enumerate(shift_powers(powers, rows.shift) * np.exp(rows.exponent)):
             start, stop = stop, count_monomials(seen.dimension, a)
             left[:, start:stop] *= row_factor[:, None]
-        right = _features(seen.key, polynomial.degree)
-        right *= np.exp(np.where(x.kept_keys, x.key_bias - _largest_bias(problem), -np.inf))[:, None]
+        right = monomials(seen.key, polynomial.degree)
+        right *= np.exp(np.where(x.kept_keys, x.key_bias - largest_bias(problem), -np.inf))[:, None]
         return Factorization(left, right, self.name, plan.details, polynomial.rho_est)
 
 
 @once_per_problem
-def _measure_rows(problem: AttentionProblem) -> _Rows:
+def measure_rows(problem: AttentionProblem) -> Rows:
     x, seen = problem.inputs, visible(problem)
     shift, half_range = half_ranges(problem, seen)
     # log_normaliser belongs to the logits as given, which exceed the centred ones by scale <q_i, centre>
     log_z = problem.log_normaliser - x.scale * (x.query @ seen.centre)
-    return _Rows(shift, half_range, shift + _largest_bias(problem) - log_z)
+    return Rows(shift, half_range, shift + largest_bias(problem) - log_z)
 
 
-def _largest_bias(problem: AttentionProblem) -> float:
+def largest_bias(problem: AttentionProblem) -> float:
     """Taken off the biases in `right` and put back in `left`, so that the weights e^b stay in range."""
     x = problem.inputs
     return float(x.key_bias.max(where=x.kept_keys, initial=-np.inf)) if problem.n else 0.0
 
 
-def _features(points: np.ndarray, degree: int) -> np.ndarray:
+def monomials(points: np.ndarray, degree: int) -> np.ndarray:
+    """The features of Lemma 5, (points, C(r + degree, degree)), graded."""
     from rankcert.kernels.monomials import write_features  # here, so that Numba loads only when it is needed
 
     table = monomial_table(points.shape[1], degree)
@@ -107,10 +122,10 @@ def _features(points: np.ndarray, degree: int) -> np.ndarray:
     return out
 
 
-def _shift(coefficients: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """g (D + 1, n) with p(y - shift_i) = sum_a g[a, i] y^a: repeated synthetic division."""
-    rows = np.repeat(coefficients[:, None], shift.size, axis=1)
-    for done in range(coefficients.size - 1):
-        for a in range(coefficients.size - 2, done - 1, -1):
+def shift_powers(coefficients: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """g (D + 1, n) with p_i(y - shift_i) = sum_a g[a, i] y^a, where p_i has coefficients[:, i]: synthetic division."""
+    rows = coefficients.copy()
+    for done in range(len(rows) - 1):
+        for a in range(len(rows) - 2, done - 1, -1):
             rows[a] -= shift * rows[a + 1]
     return rows

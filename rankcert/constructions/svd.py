@@ -8,7 +8,7 @@ import scipy.linalg
 from rankcert.constructions.base import Construction, Factorization, Plan, refuse_memory, refuse_rounding
 from rankcert.problem import AttentionProblem
 
-__all__ = ["TruncatedSVD"]
+__all__ = ["AttentionRows", "Found", "TruncatedSVD", "find_rank"]
 
 LARGEST_SIDE = 4096
 DENSE_ARRAYS = 6  # P, its copy inside LAPACK, both factors, and room for the search
@@ -41,7 +41,10 @@ class TruncatedSVD(Construction):
         attention = problem.attention_rows(slice(0, problem.n))[:, kept]
         u, values, vt = _decompose(attention)
         allowed = kept < x.reach[:, None] if x.causal else None
-        found = _search(attention, u * values, vt, allowed, eps - problem.rounding_est)
+        target = eps - problem.rounding_est
+        # The l2 norm of an error row is at most its l1 norm; with pairs that do not count it says nothing.
+        first = _first_within_l2(u * values, target) if allowed is None else 0
+        found = find_rank(attention, u * values, vt, allowed, target, first)
         right = np.zeros((problem.m, found.rank))
         right[kept] = vt[: found.rank].T
         details = {"full_checks": found.checks, "watched_rows": found.watched}
@@ -58,7 +61,7 @@ def _decompose(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return scipy.linalg.svd(matrix, full_matrices=False, lapack_driver="gesvd")
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """The rank, its largest row error, how often all rows were looked at, and how many were watched in between."""
 
     rank: int
@@ -67,22 +70,41 @@ class _Found(NamedTuple):
     watched: int
 
 
-def _search(
-    attention: np.ndarray, left: np.ndarray, right: np.ndarray, allowed: np.ndarray | None, target: float
-) -> _Found:
-    """The first rank whose truncation left[:, :rank] right[:rank] has row errors <= target (full rank if none has)."""
+class AttentionRows:
+    """P restricted to the kept keys, as an array of which rows are computed when asked for."""
+
+    def __init__(self, problem: AttentionProblem):
+        self._problem = problem
+        self.kept = np.flatnonzero(problem.inputs.kept_keys)
+        self.shape = (problem.n, self.kept.size)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        return self._problem.attention_rows(rows)[:, self.kept]
+
+
+def find_rank(
+    attention: np.ndarray | AttentionRows,
+    left: np.ndarray,
+    right: np.ndarray,
+    allowed: np.ndarray | None,
+    target: float,
+    first: int = 0,
+) -> Found:
+    """The first rank >= first whose truncation left[:, :rank] right[:rank] has row errors <= target.
+
+    Full rank if none has. `allowed` marks the pairs that count (None: all).
+    """
     full = left.shape[1]
-    # The l2 norm of an error row is at most its l1 norm; with pairs that do not count it says nothing.
-    rank = _first_within_l2(left, target) if allowed is None else 0
+    rank = first
     watched = np.empty(0, dtype=np.int64)
     checks = 0
-    # Invariant: every smaller rank is refused by some row.
+    # Invariant: every rank from `first` to below `rank` is refused by some row.
     while True:
         checks += 1
         errors = _row_errors(attention, left[:, :rank], right[:rank], allowed)
         error = float(errors.max(initial=0.0))
         if error <= target or rank == full:
-            return _Found(rank, error, checks, watched.size)
+            return Found(rank, error, checks, watched.size)
         worst = np.argsort(errors)[-WATCHED:]
         watched = np.union1d(watched, worst[errors[worst] > target])
         residual = attention[watched] - left[watched, :rank] @ right[:rank]
@@ -104,7 +126,7 @@ def _first_within_l2(left: np.ndarray, target: float) -> int:
 
 
 def _row_errors(
-    attention: np.ndarray, left: np.ndarray, right: np.ndarray, allowed: np.ndarray | None
+    attention: np.ndarray | AttentionRows, left: np.ndarray, right: np.ndarray, allowed: np.ndarray | None
 ) -> np.ndarray:
     errors = np.empty(attention.shape[0])
     height = max(1, BLOCK_ENTRIES // attention.shape[1])

@@ -1,0 +1,96 @@
+"""Plots, on request: matplotlib (the extra `plot`) is imported when a function here is called, not before."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankcert.errors import InvalidInput
+from rankcert.geometry import GeometryReport
+from rankcert.laws import FITTED_FROM, Report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["plot_laws", "plot_singular_values"]
+
+SUFFIXES = (".png", ".svg")
+
+
+def plot_laws(report: Report, path: str | os.PathLike) -> None:
+    """Certified ranks against 1 + beta on logarithmic axes, one line a family, its fitted slope dashed.
+
+    Writes a PNG or an SVG, by the name's ending; the same report gives the same SVG. Raises InvalidInput for another
+    ending, for a place that cannot be written to, and when matplotlib is not installed.
+    """
+    with _figure(path) as figure:
+        axes = figure.add_subplot(xscale="log", yscale="log")
+        for number, family in enumerate(report.families):
+            points = report.of(family)
+            if not points:
+                continue
+            x, y = np.array([1 + p.beta for p in points]), np.array([p.rank for p in points])
+            fit = report.fit(family)
+            label = f"{family.name}, law {family.exponent:g}"
+            if fit.slope is not None:
+                label += f", fitted {fit.slope:.2f} \u00b1 {fit.error:.2f}"
+                used = np.array([p.beta >= FITTED_FROM and 4 * p.rank <= p.n for p in points])
+                level = np.exp((np.log(y[used]) - fit.slope * np.log(x[used])).mean())
+                axes.plot(x[used], level * x[used] ** fit.slope, "--", color=f"C{number}", linewidth=0.8)
+            axes.plot(x, y, "o", color=f"C{number}", markersize=4, label=label)
+        axes.set_xlabel("1 + \u03b2")
+        axes.set_ylabel("certified rank")
+        axes.set_title(f"Proved ranks of softmax attention, \u03b5 = {report.eps:g}")
+        axes.grid(True, which="major", alpha=0.3)
+        if report.points:
+            axes.legend(fontsize="small")
+
+
+def plot_singular_values(report: GeometryReport, path: str | os.PathLike) -> None:
+    """The singular values of a head's centred logits, on a logarithmic axis, with its dimensions marked.
+
+    Writes a PNG or an SVG; errors as in `plot_laws`.
+    """
+    with _figure(path) as figure:
+        axes = figure.add_subplot(yscale="log")
+        values = report.singular_values
+        axes.plot(np.arange(1, values.size + 1), values, "o-", markersize=3, linewidth=0.8)
+        for number, row in enumerate(report.dimensions, start=1):
+            label = f"{row.dimension} dimensions: softmax within {row.bound:.2g} (proved)"
+            axes.axvline(row.dimension + 0.5, color=f"C{number}", linewidth=0.8, label=label)
+        axes.set_xlabel("number")
+        axes.set_ylabel("singular value of the centred logits")
+        axes.set_title(f"{report.n} queries, {report.m} keys, d = {report.d}")
+        axes.grid(True, which="major", alpha=0.3)
+        if report.dimensions:
+            axes.legend(fontsize="small")
+
+
+@contextmanager
+def _figure(path: str | os.PathLike) -> Iterator["Figure"]:
+    """An empty figure, written to `path` when the block ends well."""
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise InvalidInput(f"a plot's name must end in {' or '.join(SUFFIXES)}, got {str(path)!r}")
+    matplotlib = _matplotlib()
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.hashsalt": "rankcert"}):
+        figure = Figure(figsize=(8, 5.5), layout="constrained")
+        yield figure
+        try:
+            dateless = {"Date": None} if path.suffix.lower() == ".svg" else None
+            figure.savefig(path, dpi=150, metadata=dateless)
+        except OSError as error:
+            raise InvalidInput(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _matplotlib():
+    try:
+        import matplotlib
+    except ImportError:
+        raise InvalidInput("plots need matplotlib; install it with: pip install 'rankcert[plot]'") from None
+    return matplotlib
