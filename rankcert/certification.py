@@ -90,6 +90,7 @@ class _Search:
         self.problem, self.eps, self.memory, self.stage = problem, eps, memory, stage
         self.best: tuple[Factorization, Verdict] | None = None
         self.candidates: list[Candidate] = []
+        self.built: set[str] = set()
 
     def run(self, constructions: Iterable[Construction]) -> None:
         """Plan all, then try counted ranks from the smallest, then what only building tells: svd last."""
@@ -118,6 +119,7 @@ class _Search:
             return
         self.stage(construction.name)
         factors = construction.build(self.problem, plan, self.eps)
+        self.built.add(construction.name)
         if self.best is not None and factors.rank >= self.best[1].rank:
             note = f"its rank is no smaller than the {self.best[1].rank} already proved"
             self._record(construction, "skipped", factors.rank, None, started, note)
@@ -151,13 +153,9 @@ class _Search:
         if self.best[1].rank <= 1:
             return SMALLEST
         by = COVERED.get(construction.name)
-        if by in self.proved and (construction.name != "svd" or trivial > CHEAP_SIDE):
-            return f"{by} starts from as good an approximation, and was proved"
+        if by in self.built and (construction.name != "svd" or trivial > CHEAP_SIDE):
+            return f"{by} starts from as good an approximation, and was built"
         return None
-
-    @property
-    def proved(self) -> set[str]:
-        return {candidate.method for candidate in self.candidates if candidate.status == "proved"}
 
     def _record(self, construction, status, rank, bound, started, note) -> None:
         self.candidates.append(
