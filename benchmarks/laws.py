@@ -1,11 +1,11 @@
 """The laws by measurement: certified ranks against beta, fitted slopes, tables, JSON and a plot.
 
-    OMP_NUM_THREADS=1 python benchmarks/laws.py --out laws.json --plot laws.svg        all families, half an hour
+    OMP_NUM_THREADS=1 python benchmarks/laws.py --out laws.json --plot laws.svg        all families, 20 to 30 minutes
     OMP_NUM_THREADS=1 python benchmarks/laws.py --quick                                fewer points, a minute
 
 Points are kept in --resume (default laws-points.json; with --quick in laws-points-quick.json): an interrupted run
-goes on where it stopped. docs/LAWS.md says what is measured and why. Exit status 1 when a slope is not where it
-should be.
+goes on where it stopped. docs/LAWS.md says what is measured and why. Exit status 1 when a slope of a
+full run is not where it should be.
 """
 
 import argparse
@@ -63,7 +63,8 @@ def main() -> int:
         from rankcert.plots import plot_laws
 
         plot_laws(report, args.plot)
-    return 1 if any(report.met(family) is False for family in report.families) else 0
+    missed = any(report.met(family) is False for family in report.families)
+    return 1 if missed and not args.quick else 0  # a quick run covers too little of beta to decide
 
 
 if __name__ == "__main__":

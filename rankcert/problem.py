@@ -60,7 +60,7 @@ class AttentionProblem:
         """Equal keys among the kept ones; `of` is -1 for a key no row keeps. Biases play no part."""
         return _classes(self.inputs.key, self.inputs.kept_keys)
 
-    def attention_rows(self, rows: slice) -> np.ndarray:
+    def attention_rows(self, rows: slice | np.ndarray) -> np.ndarray:
         """P[rows] as dense float64 (exact zeros at masked and disallowed pairs)."""
         x = self.inputs
         logits = x.scale * (x.query[rows] @ x.key.T) + x.key_bias

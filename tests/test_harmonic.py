@@ -180,6 +180,17 @@ def test_keys_on_an_ellipsoid_with_queries_of_any_length():
     assert is_proved(problem, factors, 0.05)
 
 
+def test_few_bad_rows_are_taken_exactly():
+    """Three queries much longer than the others cost three columns, not several degrees."""
+    k = on_sphere(600, 3)
+    q = k[::3].copy()
+    q[[5, 50, 111]] *= 8.0
+    problem, plan, factors = build(Harmonic(), Head(q, k, {"scale": 6.0}), 0.1)
+    ordinary = Harmonic().plan(Head(k[::3], k, {"scale": 6.0}).problem(), 0.1, memory=MEMORY)
+    assert plan.details["exact_rows"] == 3 and plan.rank == ordinary.rank + 3
+    assert is_proved(problem, factors, 0.1)
+
+
 def test_biases_and_masks_on_a_sphere():
     rng = np.random.default_rng(4)
     k = on_sphere(500, 3)

@@ -103,7 +103,12 @@ def test_certified_ranks_do_not_depend_on_the_writing(method):
     order = rng.permutation(400)
     ranks = {
         certify(x, y, eps=0.1, scale=2.0, method=method).rank
-        for x, y in ((q, k), (q, k + [3.0, -1.0]), (q @ a, k @ np.linalg.inv(a).T), (q[order], k[order[::-1]]))
+        for x, y in (
+            (q, k),
+            (q, k + [3.0, -1.0]),
+            (q @ a, k @ np.linalg.inv(a).T),
+            (q[order], k[order[::-1]]),
+        )
     }
     assert len(ranks) == 1
 
@@ -118,7 +123,9 @@ def test_duplicates_change_neither_rank_nor_dimension():
     assert doubled.distinct_keys == 20
 
 
-@pytest.mark.parametrize("method", ["taylor", "minimax", "chebyshev", "harmonic", "svd", "cells", "recompress"])
+@pytest.mark.parametrize(
+    "method", ["taylor", "minimax", "chebyshev", "harmonic", "svd", "cells", "recompress"]
+)
 def test_smaller_eps_never_gives_a_smaller_rank(method):
     rng = np.random.default_rng(5)
     points = rng.normal(size=(2, 600, 2))

@@ -110,7 +110,11 @@ def test_refusals():
     assert plan.rank is None and plan.refusal.startswith("nothing to recompress")
     head = sphere(100, 2, 2.0)
     assert "below the rounding" in METHODS["recompress"].plan(head.problem(), 1e-14, memory=2**28).refusal
-    assert METHODS["recompress"].plan(head.problem(), 0.1, memory=2**14).refusal.startswith(("nothing to", "needs"))
+    assert (
+        METHODS["recompress"]
+        .plan(head.problem(), 0.1, memory=2**14)
+        .refusal.startswith(("nothing to", "needs"))
+    )
 
 
 def test_method_is_registered():
