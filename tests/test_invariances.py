@@ -105,7 +105,7 @@ def test_certified_ranks_do_not_depend_on_the_writing(method):
         certify(x, y, eps=0.1, scale=2.0, method=method).rank
         for x, y in (
             (q, k),
-            (q, k + [3.0, -1.0]),
+            (q, k + np.array([3.0, -1.0])),
             (q @ a, k @ np.linalg.inv(a).T),
             (q[order], k[order[::-1]]),
         )
