@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rankcert
+from rankcert.checker import check_rows
 from rankcert.constructions import METHODS
 from rankcert.constructions.compose import Compose, Split, compose, rest_problem
 from rankcert.constructions.exact import Exact
 from rankcert.constructions.minimax import Minimax
+from rankcert.problem import AttentionProblem
 
 
 def sink_head(n: int = 120, d: int = 2, hot: int = 1, **options) -> Head:
@@ -165,3 +167,22 @@ def test_nothing_is_planned_once_rank_one_is_proved():
     found = by_method(certificate)
     assert certificate.rank == 1 and certificate.method == "exact" and set(found) == set(METHODS)
     assert all("no smaller rank than the 1" in c.note for c in found.values() if c.method != "exact")
+
+
+@pytest.mark.parametrize(
+    "name", ["taylor", "minimax", "anisotropic", "chebyshev", "harmonic", "cells", "pivots", "recompress", "svd"]
+)
+def test_every_construction_composes_with_exact_keys_and_rows(name):
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(2, 200, 2))
+    q, k = points / np.linalg.norm(points, axis=2, keepdims=True)
+    k[0] *= 12  # an attention sink
+    q[3] *= 9  # a hot row
+    problem = AttentionProblem(q, k, scale=1.0)
+    composed = Compose((METHODS[name],))
+    plan = composed.plan(problem, 0.1, memory=2**30)
+    assert plan.refusal is None and plan.details["base"] == name
+    assert plan.details["exact_keys"] >= 1
+    factors = composed.build(problem, plan, 0.1)
+    assert factors.rank == plan.rank <= 20
+    assert check_rows(problem.inputs, factors.left, factors.right, eps=0.1).status == "PROVED"

@@ -90,6 +90,9 @@ class Compose(Construction):
         best = None
         for base in self.bases:
             plan = base.plan(rest.problem, allowed, memory=memory)
+            if plan.refusal is None and plan.rank is None:  # only building tells
+                rank = base.build(rest.problem, plan, allowed).rank
+                plan = Plan(rank, None, plan.details, plan.state)
             if (
                 plan.refusal is None
                 and plan.rank is not None
