@@ -24,6 +24,7 @@ from rankcert.checker.domain import (
     read_domain_fields,
 )
 from rankcert.checker.inputs import exact_float64
+from rankcert.constructions.polynomial import monomials
 from rankcert.errors import CannotCertify, InvalidInput
 from rankcert.kernels.table import count_monomials, monomial_table
 
@@ -63,13 +64,13 @@ class DomainCertificate(DomainClaim):
     def query_features(self, q) -> np.ndarray:
         """phi of each query: (n, rank) from q (n, dim). Refuses queries beyond query_radius."""
         q = self._tokens("q", q, None, self.domain.query_radius)
-        out = _features(self.domain.scale * q, self.degree)
+        out = monomials(self.domain.scale * q, self.degree)
         out *= self.coefficients[monomial_table(self.domain.dim, self.degree).degree]
         return out
 
     def key_features(self, k, *, centre=None) -> np.ndarray:
         """psi of each key: (m, rank) from k (m, dim). Refuses keys farther than key_radius from the centre."""
-        return _features(self._tokens("k", k, centre, self.domain.key_radius), self.degree)
+        return monomials(self._tokens("k", k, centre, self.domain.key_radius), self.degree)
 
     def factors(self, q, k, *, key_bias=None, centre=None) -> tuple[np.ndarray, np.ndarray]:
         """left (n, rank), right (m, rank) with left right^T within `bound` of P, divided by their own row sums.
@@ -243,8 +244,6 @@ def certify_domain(
     Source: docs/THEORY.md, Lemmas 5 to 8; rankcert/checker/PROOFS.md, Theorem 6.
     """
     eps = read_eps(eps)
-    if scale is None and isinstance(dim, (int, np.integer)) and dim > 0:
-        scale = 1.0 / math.sqrt(dim)
     domain = read_domain(dim, query_radius, key_radius, scale, max_keys, normaliser)
     # own(rho) = 2 rho / (1 + sqrt(1 - rho^2)) <= eps iff rho <= 4 eps / (4 + eps^2)
     target = min(eps, 0.999) if normaliser == "exact" else min(4 * eps / (4 + eps * eps), 0.999)
@@ -270,15 +269,6 @@ def certify_domain(
         bound=best.bound,
         rank=best.rank,
     )
-
-
-def _features(points: np.ndarray, degree: int) -> np.ndarray:
-    from rankcert.kernels.monomials import write_features  # here, so that Numba loads only when it is needed
-
-    table = monomial_table(points.shape[1], degree)
-    out = np.empty((points.shape[0], table.factor.size))
-    write_features(points, table.runs, table.factor, out)
-    return out
 
 
 def _tiles(count: int, rank: int) -> Iterator[slice]:

@@ -88,10 +88,11 @@ class DomainVerdict:
 
 
 def read_domain(dim, query_radius, key_radius, scale, max_keys=MAX_KEYS, normaliser="own") -> Domain:
-    """A `Domain`, or InvalidInput naming the number and its limit."""
+    """A `Domain`, or InvalidInput naming the number and its limit. scale None means 1/sqrt(dim)."""
     for name, value, limit in (("dim", dim, 2**20), ("max_keys", max_keys, MAX_KEYS)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= limit:
             raise InvalidInput(f"{name} must be an integer from 1 to {limit}, got {value!r}")
+    scale = 1.0 / math.sqrt(dim) if scale is None else scale
     numbers = {}
     for name, value in (("query_radius", query_radius), ("key_radius", key_radius), ("scale", scale)):
         try:
@@ -206,8 +207,6 @@ def verify_domain(
     None means 1/sqrt(dim). Raises MalformedCertificate, InvalidInput. Source: PROOFS.md, Theorem 6.
     """
     eps = read_eps(eps)
-    if scale is None and isinstance(dim, int) and dim > 0:
-        scale = 1.0 / math.sqrt(dim)
     domain = read_domain(dim, query_radius, key_radius, scale, max_keys, normaliser)
     claim = certificate if isinstance(certificate, DomainClaim) else read_domain_claim(certificate)
     ours = {field.name: getattr(domain, field.name) for field in fields(Domain)} | {"eps": eps}

@@ -4,7 +4,7 @@ Decimal arithmetic of the standard library at 170 digits, whose operations and e
 """
 
 import math
-from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal, localcontext
+from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
 from itertools import pairwise
 
 import numpy as np
@@ -221,6 +221,4 @@ def _coefficient(dim: int, half: Decimal, degree: int, first: Decimal) -> tuple[
 
 
 def _float_up(value: Decimal) -> float:
-    with localcontext() as context:
-        context.rounding = ROUND_CEILING
-        return math.nextafter(float(value), math.inf)
+    return math.nextafter(float(value), math.inf)  # float() rounds to nearest

@@ -7,8 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankcert.constructions.base import Construction, Factorization, Plan, refuse_memory, refuse_rounding
-from rankcert.constructions.levels import LARGEST_EXPONENT, Levels, read_levels, recentre
+from rankcert.constructions.base import (
+    Construction,
+    Factorization,
+    Plan,
+    refuse_exponent,
+    refuse_memory,
+    refuse_rounding,
+)
+from rankcert.constructions.levels import Levels, read_levels, recentre
 from rankcert.errors import CannotCertify
 from rankcert.geometry import once_per_problem
 from rankcert.problem import AttentionProblem
@@ -102,8 +109,9 @@ def _measure_rows(problem: AttentionProblem) -> _Rows:
         raise CannotCertify(
             f"sum |x_l z_l| reaches {largest:.3g}, beyond {LARGEST_LOGIT:g}: the monomials cancel in float64"
         )
-    if exponent > LARGEST_EXPONENT:
-        raise CannotCertify(f"row factors would reach e^{exponent:.0f}, which drowns the row in rounding")
+    refusal = refuse_exponent(exponent)
+    if refusal:
+        raise CannotCertify(refusal)
     absolute = np.empty(problem.n)
     weight = np.exp(levels.column - levels.column.max())
     for rows, block in _blocks(levels):

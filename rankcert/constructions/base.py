@@ -9,7 +9,15 @@ import numpy as np
 
 from rankcert.problem import AttentionProblem
 
-__all__ = ["Construction", "Factorization", "Plan", "refuse_memory", "refuse_rounding"]
+__all__ = [
+    "LARGEST_EXPONENT",
+    "Construction",
+    "Factorization",
+    "Plan",
+    "refuse_exponent",
+    "refuse_memory",
+    "refuse_rounding",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +77,16 @@ def refuse_rounding(problem: AttentionProblem, eps: float) -> str | None:
     if problem.rounding_est < eps:
         return None
     return f"eps = {eps:g} is below the rounding of float64, about {problem.rounding_est:.1e}"
+
+
+LARGEST_EXPONENT = 36.0  # of a factor of a row: beyond e^36 = 2^52 float64 has no digit left for the row
+
+
+def refuse_exponent(exponent: float) -> str | None:
+    """A refusal if factors of rows as large as e^exponent leave float64 no digit, else None."""
+    if exponent > LARGEST_EXPONENT:
+        return f"row factors would reach e^{exponent:.0f}, which drowns the row in rounding"
+    return None
 
 
 def refuse_memory(numbers: int, memory: int) -> str | None:

@@ -8,8 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 from rankcert.approximants import minimax
-from rankcert.constructions.base import Construction, Factorization, Plan, refuse_memory, refuse_rounding
-from rankcert.constructions.levels import LARGEST_EXPONENT, read_levels
+from rankcert.constructions.base import (
+    LARGEST_EXPONENT,
+    Construction,
+    Factorization,
+    Plan,
+    refuse_memory,
+    refuse_rounding,
+)
+from rankcert.constructions.levels import read_levels
 from rankcert.constructions.polynomial import monomials, shift_powers
 from rankcert.geometry import once_per_problem
 from rankcert.kernels.table import count_monomials

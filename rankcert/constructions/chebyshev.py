@@ -13,7 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from rankcert.approximants import chebyshev
-from rankcert.constructions.base import Construction, Factorization, Plan, refuse_memory, refuse_rounding
+from rankcert.constructions.base import (
+    Construction,
+    Factorization,
+    Plan,
+    refuse_exponent,
+    refuse_memory,
+    refuse_rounding,
+)
 from rankcert.constructions.polynomial import largest_bias, measure_rows, monomials, shift_powers
 from rankcert.errors import CannotCertify
 from rankcert.geometry import visible
@@ -22,9 +29,6 @@ from rankcert.problem import AttentionProblem
 
 __all__ = ["Chebyshev"]
 
-LARGEST_EXPONENT = (
-    36.0  # of a row factor e^M_i omega / Z_i: beyond e^36 = 2^52 float64 has no digit left for the row
-)
 LARGEST_DEGREE = 100
 SAMPLE = 48  # rows that refuse a degree before all rows are fitted
 GROUPS = 128  # of rows of like W for the degree from the series
@@ -67,10 +71,9 @@ class Chebyshev(Construction):
         half_range = float(rows.half_range.max(initial=0.0))
         details: dict[str, int | float | str] = {"dimension": dimension, "half_range": half_range}
         exponent = float((rows.exponent + rows.half_range).max(initial=0.0))
-        if exponent > LARGEST_EXPONENT:
-            return Plan(
-                None, f"row factors would reach e^{exponent:.0f}, which drowns the row in rounding", details
-            )
+        refusal = refuse_exponent(exponent)
+        if refusal:
+            return Plan(None, refusal, details)
         logits = _Logits(problem)
         try:
             most = _series_degree(rows.half_range, logits.total, allowed)

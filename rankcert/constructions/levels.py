@@ -7,9 +7,7 @@ import numpy as np
 from rankcert.geometry import once_per_problem, visible
 from rankcert.problem import AttentionProblem
 
-__all__ = ["LARGEST_EXPONENT", "Levels", "read_levels", "recentre"]
-
-LARGEST_EXPONENT = 36.0  # of a factor of a row: beyond e^36 = 2^52 float64 has no digit left for the row
+__all__ = ["Levels", "read_levels", "recentre"]
 
 
 class Levels(NamedTuple):

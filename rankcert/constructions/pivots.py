@@ -12,8 +12,15 @@ import numpy as np
 import scipy.linalg
 
 from rankcert.checker import read_inputs
-from rankcert.constructions.base import Construction, Factorization, Plan, refuse_memory, refuse_rounding
-from rankcert.constructions.levels import LARGEST_EXPONENT, Levels, read_levels, recentre
+from rankcert.constructions.base import (
+    Construction,
+    Factorization,
+    Plan,
+    refuse_exponent,
+    refuse_memory,
+    refuse_rounding,
+)
+from rankcert.constructions.levels import Levels, read_levels, recentre
 from rankcert.constructions.svd import AttentionRows, find_rank
 from rankcert.errors import CannotCertify
 from rankcert.problem import AttentionProblem
@@ -61,10 +68,9 @@ class Pivots(Construction):
             return Plan(None, reason, details)
         queries, keys = _clouds(levels)
         exponent = float((queries.log_weight + keys.log_weight.max()).max())
-        if exponent > LARGEST_EXPONENT:
-            return Plan(
-                None, f"row factors would reach e^{exponent:.0f}, which drowns the row in rounding", details
-            )
+        refusal = refuse_exponent(exponent)
+        if refusal:
+            return Plan(None, refusal, details)
         limit = min(problem.n, problem.m, LARGEST_RANK)
         return Plan(
             None, refuse_memory(2 * (problem.n + problem.m) * limit, memory), details, (queries, keys, limit)
@@ -121,8 +127,9 @@ def pivot_features(
     levels = levels._replace(key=levels.key - centre, row=np.full(x.n, -np.log(weights.sum()) - top))
     queries, keys = _weigh(levels)
     exponent = float(queries.log_weight.max() + keys.log_weight.max())
-    if exponent > LARGEST_EXPONENT:
-        raise CannotCertify(f"row factors would reach e^{exponent:.0f}, which drowns the rows in rounding")
+    refusal = refuse_exponent(exponent)
+    if refusal:
+        raise CannotCertify(refusal)
     left, right, estimate = _factor(queries, keys, eps, min(largest_rank, x.n + kept.size), own=True)
     if not estimate <= eps:
         raise CannotCertify(

@@ -11,15 +11,20 @@ from typing import NamedTuple
 import numpy as np
 
 from rankcert.approximants.base import Polynomial
-from rankcert.constructions.base import Construction, Factorization, Plan, refuse_memory, refuse_rounding
+from rankcert.constructions.base import (
+    Construction,
+    Factorization,
+    Plan,
+    refuse_exponent,
+    refuse_memory,
+    refuse_rounding,
+)
 from rankcert.errors import CannotCertify
 from rankcert.geometry import half_ranges, once_per_problem, visible
 from rankcert.kernels.table import count_monomials, monomial_table
 from rankcert.problem import AttentionProblem
 
 __all__ = ["PolynomialConstruction", "Rows", "largest_bias", "measure_rows", "monomials", "shift_powers"]
-
-LARGEST_EXPONENT = 36.0  # of a row factor: beyond e^36 = 2^52 float64 has no digit left for the row
 
 
 class Rows(NamedTuple):
@@ -73,11 +78,9 @@ class PolynomialConstruction(Construction):
                 f"coefficients carry at eps = {eps:g}",
                 details,
             )
-        exponent = rows.exponent.max(initial=0.0)
-        if exponent > LARGEST_EXPONENT:
-            return Plan(
-                rank, f"row factors would reach e^{exponent:.0f}, which drowns the row in rounding", details
-            )
+        refusal = refuse_exponent(float(rows.exponent.max(initial=0.0)))
+        if refusal:
+            return Plan(rank, refusal, details)
         try:
             return Plan(rank, None, details, self.fit(half_width, degree))
         except CannotCertify as reason:
