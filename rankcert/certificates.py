@@ -31,6 +31,7 @@ class Candidate:
     """What became of one construction: `status` is proved, unproved (built, but its bound exceeds eps), or skipped.
 
     `rank` is the rank built, or the rank it would have had (None: not known). `bound` is proved. `note` says why.
+    `seconds` went into planning and building, `check_seconds` into the checker.
     """
 
     method: str
@@ -39,6 +40,7 @@ class Candidate:
     bound: float | None
     seconds: float
     note: str
+    check_seconds: float = 0.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

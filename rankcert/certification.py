@@ -9,6 +9,7 @@ from rankcert.certificates import Candidate, Certificate, make_certificate
 from rankcert.checker import Engine, Verdict, check_rows, read_eps
 from rankcert.checker.engine import Progress
 from rankcert.constructions import METHODS, Construction, Factorization, Plan
+from rankcert.constructions.base import EFFORTS, Search
 from rankcert.errors import CannotCertify, InvalidInput
 from rankcert.problem import AttentionProblem
 
@@ -33,6 +34,8 @@ def certify(
     causal: bool = False,
     offset: int = 0,
     method: str = "auto",
+    effort: str = "balanced",
+    seed: int = 0,
     memory: int = MEMORY,
     threads: int | None = None,
     progress: Callable[[str], Progress | None] | None = None,
@@ -51,12 +54,15 @@ def certify(
     causal, offset : key j is allowed for row i iff j <= i + offset. Entries at disallowed pairs are then free, and
         the certificate is one of causal rank: `Certificate.apply` never uses them.
     method : "auto" tries what can pay and keeps the smallest proved rank; or one of rankcert.METHODS by name.
+    effort : "fast", "balanced", "high" or "max": how long a search looks for a smaller rank once it has one.
+    seed : of a search's random starts; same seed, machine and threads: same certificate, byte for byte.
     memory : bytes a construction may use for dense work; those that would need more say so and are skipped.
     threads : threads of the checker; None takes all processors.
     progress : progress(stage) is called as each stage begins and returns None or a callable(done, total).
 
     Raises InvalidInput (before any work) for arrays or options without meaning, and CannotCertify, carrying every
     candidate, when nothing within `memory` and float64 reaches eps. A rank as large as min(n, m) is a normal answer.
+    Ctrl-C ends the search with the best certificate proved so far; KeyboardInterrupt passes on if there is none.
 
     >>> import numpy as np, rankcert
     >>> rng = np.random.default_rng(0)
@@ -69,6 +75,10 @@ def certify(
     eps = read_eps(eps)
     if method != "auto" and method not in METHODS:
         raise InvalidInput(f"method must be 'auto' or one of {', '.join(METHODS)}, got {method!r}")
+    if effort not in EFFORTS:
+        raise InvalidInput(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise InvalidInput(f"seed must be a nonnegative integer, got {seed!r}")
     if isinstance(memory, bool) or not isinstance(memory, int) or memory <= 0:
         raise InvalidInput(f"memory must be a positive number of bytes, got {memory!r}")
     stage = progress or (lambda name: None)
@@ -78,29 +88,40 @@ def certify(
     )
     if eps >= 1.0 or problem.n == 0:
         return _zero(problem, eps)
-    search = _Search(problem, eps, memory, stage)
-    search.run(METHODS.values() if method == "auto" else [METHODS[method]])
-    return search.result()
+    attempt = _Attempt(problem, eps, memory, stage, {"effort": effort, "seed": seed})
+    attempt.run(METHODS.values() if method == "auto" else [METHODS[method]])
+    return attempt.result()
 
 
-class _Search:
+class _Attempt:
     """Tries constructions on one problem; `best` is the smallest-rank factorization proved so far."""
 
-    def __init__(self, problem: AttentionProblem, eps: float, memory: int, stage):
+    def __init__(self, problem: AttentionProblem, eps: float, memory: int, stage, settings: dict):
         self.problem, self.eps, self.memory, self.stage = problem, eps, memory, stage
+        self.settings = settings  # of the constructions that search
         self.best: tuple[Factorization, Verdict] | None = None
         self.candidates: list[Candidate] = []
         self.built: set[str] = set()
 
     def run(self, constructions: Iterable[Construction]) -> None:
+        """Try them; Ctrl-C ends that, and is passed on when nothing is proved yet."""
+        try:
+            self._run(constructions)
+        except KeyboardInterrupt:
+            if self.best is None:
+                raise
+
+    def _run(self, constructions: Iterable[Construction]) -> None:
         """Plan all, then try counted ranks from the smallest, then what only building tells: svd last."""
         planned: list[tuple[Construction, Plan, float]] = []
         for construction in constructions:
             started = time.perf_counter()
             if self.best is not None and self.best[1].rank <= 1:
-                self._record(construction, "skipped", None, None, started, SMALLEST)
+                self._record(construction, None, started, SMALLEST)
                 continue
-            self.stage(f"planning {construction.name}")
+            planning = self.stage(f"planning {construction.name}")
+            if isinstance(construction, Search):
+                construction = construction.set(**self.settings, progress=planning)
             plan = construction.plan(self.problem, self.eps, memory=self.memory)
             entry = construction, plan, time.perf_counter() - started
             if plan.rank is not None and plan.rank <= 1 and not plan.refusal:
@@ -115,14 +136,17 @@ class _Search:
         started = time.perf_counter() - seconds
         reason = self._reason_to_skip(construction, plan)
         if reason:
-            self._record(construction, "skipped", plan.rank, None, started, reason)
+            self._record(construction, plan.rank, started, reason)
             return
-        self.stage(construction.name)
+        building = self.stage(construction.name)
+        if isinstance(construction, Search):
+            construction = construction.set(progress=building)
         factors = construction.build(self.problem, plan, self.eps)
+        seconds = time.perf_counter() - started
         self.built.add(construction.name)
         if self.best is not None and factors.rank >= self.best[1].rank:
             note = f"its rank is no smaller than the {self.best[1].rank} already proved"
-            self._record(construction, "skipped", factors.rank, None, started, note)
+            self._record(construction, factors.rank, started, note)
             return
         engine = Engine(
             threads=self.problem.engine.threads, progress=self.stage(f"checking {construction.name}")
@@ -136,9 +160,14 @@ class _Search:
             engine=engine,
         )
         status, note = ("proved", "") if verdict else ("unproved", verdict.reason)
-        self._record(construction, status, factors.rank, verdict.bound, started, note)
+        checking = time.perf_counter() - started - seconds
+        self.candidates.append(
+            Candidate(construction.name, status, factors.rank, verdict.bound, seconds, note, checking)
+        )
         if verdict:
             self.best = factors, verdict
+        if factors.interrupted:
+            raise KeyboardInterrupt
 
     def _reason_to_skip(self, construction: Construction, plan: Plan) -> str | None:
         trivial = min(self.problem.n, self.problem.m)
@@ -157,10 +186,10 @@ class _Search:
             return f"{by} starts from as good an approximation, and was built"
         return None
 
-    def _record(self, construction, status, rank, bound, started, note) -> None:
-        self.candidates.append(
-            Candidate(construction.name, status, rank, bound, time.perf_counter() - started, note)
-        )
+    def _record(self, construction: Construction, rank: int | None, started: float, why: str) -> None:
+        """A construction that was not checked."""
+        seconds = time.perf_counter() - started
+        self.candidates.append(Candidate(construction.name, "skipped", rank, None, seconds, why))
 
     def result(self) -> Certificate:
         if self.best is None:

@@ -83,6 +83,10 @@ def certify(
     out: Annotated[
         Path | None, typer.Option(help="save the certificate here and prove it again from the file")
     ] = None,
+    effort: Annotated[
+        str, typer.Option(help="how long to search for a smaller rank: fast, balanced, high, max")
+    ] = "balanced",
+    seed: Annotated[int, typer.Option(min=0, help="of the search's random starts")] = 0,
     memory: Annotated[float, typer.Option(help="GiB a construction may use")] = 4.0,
     layer: Layer = None,
     head: HeadIndex = None,
@@ -112,6 +116,8 @@ def certify(
             given.k,
             eps=0.1 if eps is None else eps,
             method=method,
+            effort=effort,
+            seed=seed,
             memory=_bytes(memory),
             threads=threads,
             progress=progress.stage,
@@ -484,11 +490,12 @@ def _print_candidates(certificate) -> None:
             _count(c.rank),
             "" if c.bound is None else _up(c.bound),
             f"{c.seconds:.2f}",
+            f"{c.check_seconds:.2f}",
             c.note,
         ]
         for c in certificate.candidates
     ]
-    _table("constructions", ["method", "status", "rank", "proved bound", "seconds", "note"], rows)
+    _table("constructions", ["method", "status", "rank", "proved bound", "seconds", "check", "note"], rows)
 
 
 def _print_verdict(verdict, origin: str) -> None:

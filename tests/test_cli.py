@@ -114,7 +114,7 @@ def test_certify_json(run, head):
     assert done["bound"] <= 0.1 and done["method"] in rankcert.METHODS and isinstance(done["details"], dict)
     assert {c["method"] for c in done["candidates"]} == set(rankcert.METHODS)
     for candidate in done["candidates"]:
-        assert set(candidate) == {"method", "status", "rank", "bound", "seconds", "note"}
+        assert set(candidate) == {"method", "status", "rank", "bound", "seconds", "note", "check_seconds"}
     assert rankcert.load("a.safetensors").rank == done["rank"]
 
 

@@ -225,7 +225,6 @@ PLANTED = [
     "Candidate('x', 'proved', 3, error, 0.0, '')",
     "Candidate('x', 'proved', *rest)",
     "Dimension(0.1, 3, error)",
-    "self._record(construction, 'proved', 3, error, 0.0, '')",
     "fields = {'bound': error}",
     "fields = {'bound': 0.0}",
     "def bound(self): return self.error",

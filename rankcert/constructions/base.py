@@ -1,8 +1,8 @@
 """What a construction is: a plan that counts its rank first, and a build that spends the memory."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,12 @@ import numpy as np
 from rankcert.problem import AttentionProblem
 
 __all__ = [
+    "EFFORTS",
     "LARGEST_EXPONENT",
     "Construction",
     "Factorization",
     "Plan",
+    "Search",
     "refuse_exponent",
     "refuse_memory",
     "refuse_rounding",
@@ -24,7 +26,8 @@ __all__ = [
 class Factorization:
     """left (n, r) and right (m, r), float64, with left right^T near P on the pairs that count.
 
-    `details` say how it came about; `error_est` guesses max_i sum_j |P_ij - (left right^T)_ij|.
+    `details` say how it came about; `error_est` guesses max_i sum_j |P_ij - (left right^T)_ij|. `interrupted`: the
+    search was stopped by Ctrl-C, and this is what it had.
     """
 
     left: np.ndarray
@@ -32,6 +35,7 @@ class Factorization:
     method: str
     details: Mapping[str, int | float | str]
     error_est: float | None = None
+    interrupted: bool = False
 
     @property
     def rank(self) -> int:
@@ -70,6 +74,26 @@ class Construction(ABC):
     @abstractmethod
     def build(self, problem: AttentionProblem, plan: Plan, eps: float) -> Factorization:
         """The factors that `plan` describes."""
+
+
+EFFORTS = ("fast", "balanced", "high", "max")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search(Construction):
+    """A construction that can look longer for a smaller rank.
+
+    effort: one of EFFORTS. seed: of its random starts; same seed, machine and threads: same factors. progress: called
+    with (done, total) or None. A KeyboardInterrupt during `build` ends it with the best factors so far, if any.
+    """
+
+    effort: str = "balanced"
+    seed: int = 0
+    progress: Callable[[int, int], None] | None = None
+
+    def set(self, **settings) -> "Search":
+        """The same search with other settings."""
+        return replace(self, **settings)
 
 
 def refuse_rounding(problem: AttentionProblem, eps: float) -> str | None:
