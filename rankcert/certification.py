@@ -16,11 +16,13 @@ from rankcert.problem import AttentionProblem
 __all__ = ["certify"]
 
 MEMORY = 2**32
+FIRST = ("exact", "splitting")  # what "auto" tries first: cheap to plan, or a search
 COVERED = {
     "pivots": "recompress",
     "svd": "recompress",
 }  # seldom of smaller rank than what stands on the right
 CHEAP_SIDE = 1024  # min(n, m) up to which a dense decomposition is tried in any case
+SEARCHED = "a search has proved a rank that it hardly ever beats; effort='max' tries it all the same"
 SMALLEST = "no smaller rank than the 1 already proved can be within eps < 1"
 
 
@@ -112,7 +114,21 @@ class _Attempt:
                 raise
 
     def _run(self, constructions: Iterable[Construction]) -> None:
-        """Plan all, then try counted ranks from the smallest, then what only building tells: svd last."""
+        """First the searches and what is cheap to plan; then the others, if no search got anywhere or effort is max."""
+        constructions = list(constructions)
+        self._try_all([c for c in constructions if c.name in FIRST])
+        others = [c for c in constructions if c.name not in FIRST]
+        searched = self.best is not None and any(
+            isinstance(c, Search) and c.name in self.built for c in constructions
+        )
+        if searched and self.settings["effort"] != "max":
+            for construction in others:
+                self._record(construction, None, time.perf_counter(), SEARCHED)
+        else:
+            self._try_all(others)
+
+    def _try_all(self, constructions: Iterable[Construction]) -> None:
+        """Plan all; try searches, then counted ranks from the smallest, then what only building tells: svd last."""
         planned: list[tuple[Construction, Plan, float]] = []
         for construction in constructions:
             started = time.perf_counter()
@@ -218,8 +234,10 @@ class _Attempt:
 
 
 def _order(entry: tuple[Construction, Plan, float]) -> tuple[int, int]:
-    """Counted ranks ascending; then those that stand in for others, others, and at last those stood in for."""
+    """Searches; counted ranks ascending; those that stand in for others, others, and at last those stood in for."""
     construction, plan, _ = entry
+    if isinstance(construction, Search):
+        return -1, 0
     if plan.rank is not None:
         return 0, plan.rank
     if construction.name in COVERED:

@@ -58,6 +58,11 @@ class Engine:
             if not (name == "threads" and value is None) and not (isinstance(value, int) and value >= 1):
                 raise InvalidInput(f"{name} must be a positive integer, got {value!r}")
 
+    @property
+    def thread_count(self) -> int:
+        """How many threads `threads` means on this machine."""
+        return self.threads or _processors()
+
     def describe(self) -> str:
         """One line for the verdict: what has to be trusted beyond the checker's source."""
         gemm = "NumPy's BLAS, spot-checked" if self.gemm == "blas" else "own loops"
@@ -83,7 +88,7 @@ def sweep(
     """
     n, m = inputs.n, inputs.m
     pairs = [_without_zero_columns(left, right) for left, right in pairs]
-    threads = engine.threads or _processors()
+    threads = engine.thread_count
     if n * m * sum(left.shape[1] for left, _ in pairs) < SMALL:
         threads = 1
     height = max(1, min(engine.tile_rows, -(-n // threads)))

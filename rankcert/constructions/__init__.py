@@ -10,6 +10,8 @@
     anisotropic.py  monomials one by one, those of largest weight
     cells.py        keys or queries split into cells, a polynomial each
     pivots.py       a Gaussian kernel and few of its columns; also for millions of tokens
+    splitting.py    the search for the smallest rank
+    states.py       what it holds, with and without a causal mask
     svd.py          the truncated singular value decomposition, the baseline
     compose.py      exact keys and rows, and any other construction for the rest
     recompress.py   any other construction, made thinner
@@ -29,6 +31,7 @@ from rankcert.constructions.harmonic import Harmonic
 from rankcert.constructions.minimax import Minimax
 from rankcert.constructions.pivots import Pivots
 from rankcert.constructions.recompress import Recompress
+from rankcert.constructions.splitting import Splitting
 from rankcert.constructions.svd import TruncatedSVD
 from rankcert.constructions.taylor import Taylor
 
@@ -47,6 +50,7 @@ METHODS: dict[str, Construction] = {
         Cells(),
         _COMPOSE,
         _PIVOTS,
+        Splitting(),
         Recompress((*_COUNTED, _COMPOSE), (_PIVOTS, _SVD)),
         _SVD,
     )

@@ -10,7 +10,6 @@ S^(s-1), and when the sphere is a lifted ball, only those that are even in the h
     projected       the row's own P_i projected onto the space, one multiplier a degree taking l2 towards l1
 """
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -458,7 +457,7 @@ def _zonal_errors(
         errors[part] = np.where(np.isfinite(found), found, np.inf)
 
     height = max(1, TILE_ENTRIES // problem.m)
-    threads = problem.engine.threads or os.cpu_count() or 1
+    threads = problem.engine.thread_count
     starts = range(0, rows.size, height)
     if threads == 1 or len(starts) < 8:
         for start in starts:

@@ -6,9 +6,10 @@ import numpy as np
 import scipy.linalg
 
 from rankcert.constructions.base import Construction, Factorization, Plan, refuse_memory, refuse_rounding
+from rankcert.geometry import once_per_problem
 from rankcert.problem import AttentionProblem
 
-__all__ = ["AttentionRows", "Found", "TruncatedSVD", "find_rank"]
+__all__ = ["AttentionRows", "Dense", "Found", "TruncatedSVD", "decompose", "find_rank", "spread"]
 
 LARGEST_SIDE = 4096
 DENSE_ARRAYS = 6  # P, its copy inside LAPACK, both factors, and room for the search
@@ -36,29 +37,60 @@ class TruncatedSVD(Construction):
         return Plan(None, refuse_memory(DENSE_ARRAYS * n * m, memory) or refuse_rounding(problem, eps))
 
     def build(self, problem: AttentionProblem, plan: Plan, eps: float) -> Factorization:
-        x = problem.inputs
-        kept = np.flatnonzero(x.kept_keys)
-        attention = problem.attention_rows(slice(0, problem.n))[:, kept]
-        u, values, vt = _decompose(attention)
-        allowed = kept < x.reach[:, None] if x.causal else None
-        target = eps - problem.rounding_est
-        # The l2 norm of an error row is at most its l1 norm; with pairs that do not count it says nothing.
-        first = _first_within_l2(u * values, target) if allowed is None else 0
-        found = find_rank(attention, u * values, vt, allowed, target, first)
-        right = np.zeros((problem.m, found.rank))
-        right[kept] = vt[: found.rank].T
+        dense = decompose(problem)
+        found = dense.find_rank(eps - problem.rounding_est)
         details = {"full_checks": found.checks, "watched_rows": found.watched}
-        return Factorization(
-            u[:, : found.rank] * values[: found.rank], right, self.name, details, found.error
-        )
+        left, right = dense.truncate(found.rank)
+        return Factorization(left, spread(right, dense.kept, problem.m), self.name, details, found.error)
 
 
-def _decompose(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+class Dense(NamedTuple):
+    """P on the kept keys and its singular value decomposition: attention = left right^T, right orthonormal.
+
+    attention (n, kept), left (n, k), singular values included, right (kept, k); `kept` are the positions of the kept
+    keys. allowed (n, kept) marks the pairs that count, None if all do.
+    """
+
+    attention: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
+    kept: np.ndarray
+    allowed: np.ndarray | None
+
+    def find_rank(self, target: float) -> "Found":
+        """The smallest rank of a truncation whose row errors are at most `target`."""
+        # The l2 norm of an error row is at most its l1 norm; with pairs that do not count it says nothing.
+        first = _first_within_l2(self.left, target) if self.allowed is None else 0
+        return find_rank(self.attention, self.left, self.right.T, self.allowed, target, first)
+
+    def error(self, left: np.ndarray, right: np.ndarray) -> float:
+        """The largest row error of left right^T."""
+        return float(_row_errors(self.attention, left, right.T, self.allowed).max(initial=0.0))
+
+    def truncate(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        """The factors of the leading singular triplets, (n, rank) and (kept, rank)."""
+        return self.left[:, :rank], self.right[:, :rank]
+
+
+@once_per_problem
+def decompose(problem: AttentionProblem) -> Dense:
+    """The dense decomposition of P, zeros at pairs that are not allowed, computed once a problem."""
+    x = problem.inputs
+    kept = np.flatnonzero(x.kept_keys)
+    attention = problem.attention_rows(slice(0, problem.n))[:, kept]
     try:
-        return np.linalg.svd(matrix, full_matrices=False)
+        u, values, vt = np.linalg.svd(attention, full_matrices=False)
     except np.linalg.LinAlgError:
         # the divide-and-conquer driver fails now and then where QR iteration does not
-        return scipy.linalg.svd(matrix, full_matrices=False, lapack_driver="gesvd")
+        u, values, vt = scipy.linalg.svd(attention, full_matrices=False, lapack_driver="gesvd")
+    return Dense(attention, u * values, vt.T, kept, kept < x.reach[:, None] if x.causal else None)
+
+
+def spread(right: np.ndarray, kept: np.ndarray, m: int) -> np.ndarray:
+    """A factor of the kept keys (kept, r) as one of all m keys, zero at the others."""
+    out = np.zeros((m, right.shape[1]))
+    out[kept] = right
+    return out
 
 
 class Found(NamedTuple):

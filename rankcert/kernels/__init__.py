@@ -3,7 +3,9 @@
     table.py        counting monomials and the order they are written in (no loops worth compiling)
     monomials.py    Numba: rows of monomial features
     rowspread.py    Numba: row extremes of a matrix while rank-one terms are taken off it
-    reference.py    the same two functions in plain NumPy, same signatures, same results bit for bit
+    reflect.py      Numba: one row-wise half of a splitting step
+    prefix.py       Numba: least squares of every row over its own prefix of a basis
+    reference.py    the same functions in plain NumPy, with the same signatures
 
-Numba is loaded by importing `monomials` or `rowspread` and by nothing else. Nothing here is trusted by a verdict.
+Numba is loaded by importing a compiled one and by nothing else. Nothing here is trusted by a verdict.
 """
