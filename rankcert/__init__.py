@@ -35,6 +35,7 @@ _HOME = {
     "DomainCertificate": "rankcert.domain",
     "Verdict": "rankcert.checker",
     "audit": "rankcert.checker",
+    "best_eps": "rankcert.certification",
     "certify": "rankcert.certification",
     "certify_domain": "rankcert.domain",
     "example_head": "rankcert.heads",
@@ -42,6 +43,7 @@ _HOME = {
     "interaction_dimension": "rankcert.geometry",
     "load": "rankcert.certificates",
     "load_domain": "rankcert.domain",
+    "rank_curve": "rankcert.certification",
     "verify": "rankcert.checker",
     "verify_domain": "rankcert.checker",
 }

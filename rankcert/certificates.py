@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rankcert.checker import Claim, Inputs, Verdict, read_claim
+from rankcert.checker import Claim, Inputs, Verdict, applied_row_bounds, cancellation_upper, read_claim
 from rankcert.checker.claim import FORMAT_NAME, FORMAT_VERSION, MAX_BRACKETS, MAX_HEADER, read_fields
 from rankcert.checker.inputs import exact_float64
 from rankcert.errors import InvalidInput
@@ -66,14 +66,28 @@ class Certificate(Claim):
         """The proved bound of every row (n,), or None before verification."""
         return None if self.verdict is None else self.verdict.row_bounds
 
-    def apply(self, values) -> np.ndarray:
+    @property
+    def cancellation(self) -> float:
+        """max_i sum_l |left_il| sum_j |right_jl|, rounded up: how far `apply` amplifies rounding; 1 is none.
+
+        An inference in float32 loses about 2^-24 times this much of max_j ||values_j||.
+        """
+        return cancellation_upper(self.left, self.right)
+
+    def apply(self, values, *, return_bound: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """The approximate attention output: left (right^T values), or its causal form by prefix sums.
 
         values (m, ...) finite; the result (n, ...) is float64. Costs O((n + m) rank) per value column; never n x m.
         Rows of `values` at keys whose factor row is zero (masked keys), or which no row may see, may hold anything.
-        Each output row is within bound * max_j ||values_j|| of exact attention in any norm, plus the rounding of
-        this product (not part of `bound`).
+        Each output row is within row_bounds * max_j ||values_j|| of exact attention, plus the rounding of this
+        product. With return_bound=True: (result, bounds), where bounds (n,) include that rounding: row i is within
+        bounds[i] * max_j ||values_j|| in every l_p norm over the other axes, if that maximum is within 2^-500 and
+        2^500. Raises InvalidInput for values that do not fit, and for return_bound without a verdict.
+
+        Source: rankcert/checker/PROOFS.md, Theorem 8.
         """
+        if return_bound and self.row_bounds is None:
+            raise InvalidInput("this certificate was loaded and not verified: it has no bound to return")
         n, m = self.left.shape[0], self.right.shape[0]
         try:
             shape = np.shape(values)
@@ -85,12 +99,16 @@ class Certificate(Claim):
         used = self.right.any(axis=1)
         if self.causal:
             used[max(0, n + self.offset) :] = False
-        flat = np.where(used[:, None], flat, 0.0)
+        if not used.all():
+            flat = np.where(used[:, None], flat, 0.0)
         bad = ~np.isfinite(flat).all(axis=1)
         if bad.any():  # it would reach rows that may not see this key
             raise InvalidInput(f"values row {int(np.argmax(bad))} is not finite, and its key is in use")
         out = self._apply_causal(flat) if self.causal else self.left @ (self.right.T @ flat)
-        return out.reshape(n, *shape[1:])
+        out = out.reshape(n, *shape[1:])
+        if not return_bound:
+            return out
+        return out, applied_row_bounds(self.row_bounds, self.left, self.right)
 
     def _apply_causal(self, flat: np.ndarray) -> np.ndarray:
         n, m = self.left.shape[0], self.right.shape[0]

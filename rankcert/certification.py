@@ -1,7 +1,7 @@
 """Policy: which constructions to try, in which order, and which result to keep."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -13,9 +13,13 @@ from rankcert.constructions.base import EFFORTS, Search
 from rankcert.errors import CannotCertify, InvalidInput
 from rankcert.problem import AttentionProblem
 
-__all__ = ["certify"]
+__all__ = ["best_eps", "certify", "rank_curve"]
+
+Stage = Callable[[str], Progress | None]
 
 MEMORY = 2**32
+CURVE = (0.8, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)  # tolerances of a curve
+ROOM = 1e-9  # between the bound of a certificate of `best_eps` and its eps
 FIRST = ("exact", "splitting")  # what "auto" tries first: cheap to plan, or a search
 COVERED = {
     "pivots": "recompress",
@@ -40,7 +44,7 @@ def certify(
     seed: int = 0,
     memory: int = MEMORY,
     threads: int | None = None,
-    progress: Callable[[str], Progress | None] | None = None,
+    progress: Stage | None = None,
 ) -> Certificate:
     """A factorization of the softmax matrix P, of as small a rank as can be found, proved to be within `eps`.
 
@@ -75,6 +79,109 @@ def certify(
     Source: rankcert/checker/PROOFS.md (the bound); docs/THEORY.md (the constructions).
     """
     eps = read_eps(eps)
+    _check_options(method, effort, seed, memory)
+    stage = progress or (lambda name: None)
+    problem = _read(q, k, threads, scale=scale, key_bias=key_bias, causal=causal, offset=offset)
+    return _certify(problem, eps, method, {"effort": effort, "seed": seed}, memory, stage)
+
+
+def best_eps(
+    q,
+    k,
+    *,
+    rank: int,
+    scale: float | None = None,
+    key_bias=None,
+    causal: bool = False,
+    offset: int = 0,
+    effort: str = "balanced",
+    seed: int = 0,
+    memory: int = MEMORY,
+    threads: int | None = None,
+    progress: Stage | None = None,
+) -> Certificate:
+    """The dual question: factors of at most `rank` columns with as small a proved bound as can be found.
+
+    The certificate's `eps` is its `bound` times 1 + 1e-9. rank: a nonnegative integer; ranks beyond min(n, m) bring
+    nothing. Rank 0, and any rank nothing better is found for, gives the zero matrix, whose bound is 1. Everything
+    else as in `certify`, which also says what is raised; CannotCertify if the search needs more than `memory`.
+
+    >>> import rankcert
+    >>> head = rankcert.example_head()
+    >>> certificate = rankcert.best_eps(head.q, head.k, rank=8, **head.options())
+    >>> certificate.rank <= 8 and certificate.bound < 0.5
+    True
+
+    Source: docs/CONSTRUCTIONS.md, C10.
+    """
+    if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or rank < 0:
+        raise InvalidInput(f"rank must be a nonnegative integer, got {rank!r}")
+    _check_options("splitting", effort, seed, memory)
+    stage = progress or (lambda name: None)
+    problem = _read(q, k, threads, scale=scale, key_bias=key_bias, causal=causal, offset=offset)
+    search = METHODS["splitting"].set(effort=effort, seed=seed, progress=stage("splitting"))
+    if rank == 0 or problem.n == 0:
+        return _zero(problem, 1.0 + ROOM)
+    refusal = search.refuse(problem, memory)
+    if refusal:
+        raise CannotCertify(f"no search at a fixed rank: {refusal}")
+    started = time.perf_counter()
+    factors = search.find_eps(problem, int(rank))
+    seconds = time.perf_counter() - started
+    measured = _check(problem, factors, None, stage)
+    if not measured.bound < 1.0:
+        return _zero(problem, 1.0 + ROOM)
+    eps = measured.bound * (1.0 + ROOM)
+    verdict = _check(problem, factors, eps, stage)
+    checking = time.perf_counter() - started - seconds
+    candidate = Candidate(search.name, "proved", factors.rank, verdict.bound, seconds, "", checking)
+    return _make(problem, eps, factors, verdict, [candidate])
+
+
+def rank_curve(
+    q,
+    k,
+    *,
+    eps: Sequence[float] = CURVE,
+    scale: float | None = None,
+    key_bias=None,
+    causal: bool = False,
+    offset: int = 0,
+    method: str = "auto",
+    effort: str = "balanced",
+    seed: int = 0,
+    memory: int = MEMORY,
+    threads: int | None = None,
+    progress: Stage | None = None,
+) -> tuple[Certificate, ...]:
+    """Rank against bound: the smallest certificate found for each tolerance, from the largest tolerance down.
+
+    A certificate serves every larger tolerance too, so the ranks never fall along the result; one that serves several
+    tolerances stands there several times, with its own `eps`. Options, errors and what is proved are those of
+    `certify`, which this calls for every tolerance, with the shared work done once.
+
+    >>> import rankcert
+    >>> head = rankcert.example_head()
+    >>> curve = rankcert.rank_curve(head.q, head.k, eps=[0.5, 0.2], **head.options())
+    >>> curve[0].rank <= curve[1].rank and curve[0].bound <= 0.5 and curve[1].bound <= 0.2
+    True
+    """
+    tolerances = sorted({read_eps(value) for value in np.atleast_1d(eps)}, reverse=True)
+    _check_options(method, effort, seed, memory)
+    stage = progress or (lambda name: None)
+    problem = _read(q, k, threads, scale=scale, key_bias=key_bias, causal=causal, offset=offset)
+    settings = {"effort": effort, "seed": seed}
+    curve: list[Certificate] = []
+    for value in reversed(tolerances):
+        found = _certify(
+            problem, value, method, settings, memory, lambda name, at=value: stage(f"eps {at:g}: {name}")
+        )
+        better = not curve or found.rank < curve[-1].rank
+        curve.append(found if better else curve[-1])
+    return tuple(reversed(curve))
+
+
+def _check_options(method: str, effort: str, seed: int, memory: int) -> None:
     if method != "auto" and method not in METHODS:
         raise InvalidInput(f"method must be 'auto' or one of {', '.join(METHODS)}, got {method!r}")
     if effort not in EFFORTS:
@@ -83,22 +190,58 @@ def certify(
         raise InvalidInput(f"seed must be a nonnegative integer, got {seed!r}")
     if isinstance(memory, bool) or not isinstance(memory, int) or memory <= 0:
         raise InvalidInput(f"memory must be a positive number of bytes, got {memory!r}")
-    stage = progress or (lambda name: None)
-    engine = Engine(threads=threads)
-    problem = AttentionProblem(
-        q, k, scale=scale, key_bias=key_bias, causal=causal, offset=offset, engine=engine
-    )
+
+
+def _read(q, k, threads: int | None, **options) -> AttentionProblem:
+    return AttentionProblem(q, k, engine=Engine(threads=threads), **options)
+
+
+def _certify(
+    problem: AttentionProblem, eps: float, method: str, settings: dict, memory: int, stage: Stage
+) -> Certificate:
     if eps >= 1.0 or problem.n == 0:
         return _zero(problem, eps)
-    attempt = _Attempt(problem, eps, memory, stage, {"effort": effort, "seed": seed})
+    attempt = _Attempt(problem, eps, memory, stage, settings)
     attempt.run(METHODS.values() if method == "auto" else [METHODS[method]])
     return attempt.result()
+
+
+def _check(problem: AttentionProblem, factors: Factorization, eps: float | None, stage: Stage) -> Verdict:
+    progress = stage(f"checking {factors.method}")
+    return check_rows(
+        problem.inputs,
+        factors.left,
+        factors.right,
+        eps=eps,
+        log_normaliser=problem.log_normaliser,
+        engine=Engine(threads=problem.engine.threads, progress=progress),
+    )
+
+
+def _make(
+    problem: AttentionProblem,
+    eps: float,
+    factors: Factorization,
+    verdict: Verdict,
+    candidates: Sequence[Candidate],
+) -> Certificate:
+    return make_certificate(
+        problem.inputs,
+        eps,
+        factors.left,
+        factors.right,
+        problem.log_normaliser,
+        method=factors.method,
+        details=factors.details,
+        verdict=verdict,
+        candidates=candidates,
+    )
 
 
 class _Attempt:
     """Tries constructions on one problem; `best` is the smallest-rank factorization proved so far."""
 
-    def __init__(self, problem: AttentionProblem, eps: float, memory: int, stage, settings: dict):
+    def __init__(self, problem: AttentionProblem, eps: float, memory: int, stage: Stage, settings: dict):
         self.problem, self.eps, self.memory, self.stage = problem, eps, memory, stage
         self.settings = settings  # of the constructions that search
         self.best: tuple[Factorization, Verdict] | None = None
@@ -164,17 +307,7 @@ class _Attempt:
             note = f"its rank is no smaller than the {self.best[1].rank} already proved"
             self._record(construction, factors.rank, started, note)
             return
-        engine = Engine(
-            threads=self.problem.engine.threads, progress=self.stage(f"checking {construction.name}")
-        )
-        verdict = check_rows(
-            self.problem.inputs,
-            factors.left,
-            factors.right,
-            eps=self.eps,
-            log_normaliser=self.problem.log_normaliser,
-            engine=engine,
-        )
+        verdict = _check(self.problem, factors, self.eps, self.stage)
         status, note = ("proved", "") if verdict else ("unproved", verdict.reason)
         checking = time.perf_counter() - started - seconds
         self.candidates.append(
@@ -220,17 +353,7 @@ class _Attempt:
                 candidates=self.candidates,
             )
         factors, verdict = self.best
-        return make_certificate(
-            self.problem.inputs,
-            self.eps,
-            factors.left,
-            factors.right,
-            self.problem.log_normaliser,
-            method=factors.method,
-            details=factors.details,
-            verdict=verdict,
-            candidates=self.candidates,
-        )
+        return _make(self.problem, self.eps, factors, verdict, self.candidates)
 
 
 def _order(entry: tuple[Construction, Plan, float]) -> tuple[int, int]:

@@ -13,7 +13,14 @@ from rankcert.checker.claim import Claim, read_claim
 from rankcert.checker.domain import DomainVerdict, check_domain, read_domain, verify_domain
 from rankcert.checker.engine import Engine
 from rankcert.checker.inputs import Inputs, read_inputs
-from rankcert.checker.rows import check_rows, find_log_normalisers, logit_residual, read_eps
+from rankcert.checker.rows import (
+    applied_row_bounds,
+    cancellation_upper,
+    check_rows,
+    find_log_normalisers,
+    logit_residual,
+    read_eps,
+)
 from rankcert.checker.verdict import Verdict
 from rankcert.checker.verification import audit, verify
 
@@ -23,7 +30,9 @@ __all__ = [
     "Engine",
     "Inputs",
     "Verdict",
+    "applied_row_bounds",
     "audit",
+    "cancellation_upper",
     "check_domain",
     "check_rows",
     "find_log_normalisers",

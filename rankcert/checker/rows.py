@@ -11,7 +11,16 @@ from rankcert.checker.inputs import Inputs, exact_float64
 from rankcert.checker.kernel import BLOCK, EPS_M, LANES, exponentials, require_safe_arithmetic
 from rankcert.checker.verdict import Verdict, conclude
 
-__all__ = ["check_rows", "factor_fault", "find_log_normalisers", "logit_residual", "read_eps", "read_factors"]
+__all__ = [
+    "applied_row_bounds",
+    "cancellation_upper",
+    "check_rows",
+    "factor_fault",
+    "find_log_normalisers",
+    "logit_residual",
+    "read_eps",
+    "read_factors",
+]
 
 FACTOR_LIMIT = 2.0**250  # entries of the factors (guard G)
 TAU_LIMIT = 2.0**500
@@ -181,6 +190,22 @@ def _by_blocks(rows: np.ndarray, function) -> np.ndarray:
     # elementwise work without a temporary of the array's own size
     parts = [function(rows[start : start + 1024]) for start in range(0, rows.shape[0], 1024)]
     return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def applied_row_bounds(row_bounds: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Row bounds (n,) of left (right^T x) as it is computed, in units of max_j ||x_j|| (PROOFS.md, Theorem 8).
+
+    `row_bounds` were proved of the factors. Holds in every norm that depends on absolute values only, for finite
+    values x with 2^-500 <= max_j ||x_j|| <= 2^500, in float64, rows of x that meet zero rows of `right` left out.
+    """
+    require_safe_arithmetic()
+    rounding = (right.shape[0] + right.shape[1] + 4) * EPS_M * _tau_upper(left, right)
+    return np.nextafter(UP * (row_bounds + rounding + 2.0**-200), np.inf)
+
+
+def cancellation_upper(left: np.ndarray, right: np.ndarray) -> float:
+    """At least max_i sum_l |u_il| sum_j |v_jl|: how far rounding in an application of the factors is amplified."""
+    return float(_tau_upper(left, right).max(initial=0.0))
 
 
 def _tau_upper(left: np.ndarray, right: np.ndarray) -> np.ndarray:

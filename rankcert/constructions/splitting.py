@@ -59,7 +59,14 @@ class Splitting(Search):
     lemma = "CONSTRUCTIONS.md, C10"
 
     def plan(self, problem: AttentionProblem, eps: float, *, memory: int) -> Plan:
-        return Plan(None, _refuse(problem, memory) or refuse_rounding(problem, eps))
+        return Plan(None, self.refuse(problem, memory) or refuse_rounding(problem, eps))
+
+    def refuse(self, problem: AttentionProblem, memory: int) -> str | None:
+        """A refusal if the head is too large for this search, else None."""
+        n, m = problem.n, problem.m
+        if min(n, m) > LARGEST_SIDE:
+            return f"starts from a dense SVD, of which min(n, m) may be {LARGEST_SIDE} at most"
+        return refuse_memory(DENSE_ARRAYS * n * m, memory)
 
     def build(self, problem: AttentionProblem, plan: Plan, eps: float) -> Factorization:
         dense, target = decompose(problem), eps - problem.rounding_est
@@ -177,13 +184,6 @@ class _Walk:
                 break
             state.project()
         return 0, worst
-
-
-def _refuse(problem: AttentionProblem, memory: int) -> str | None:
-    n, m = problem.n, problem.m
-    if min(n, m) > LARGEST_SIDE:
-        return f"starts from a dense SVD, of which min(n, m) may be {LARGEST_SIDE} at most"
-    return refuse_memory(DENSE_ARRAYS * n * m, memory)
 
 
 def _state(problem: AttentionProblem, dense: Dense, eps: float):

@@ -1,8 +1,8 @@
 """The state of a splitting (CONSTRUCTIONS.md, C10): where it is, and its two projections.
 
-Everything is held in a mild metric, diag(row weights) P diag(column weights): it changes no rank, turns row errors into
-weighted sums, and lets rows and columns of every size be heard. Rows are worked on in tiles of fixed height, so that the
-number of threads changes no result.
+Everything is held in a mild metric, diag(row weights) P diag(column weights): it changes no rank, turns row errors
+into weighted sums, and lets rows and columns of every size be heard. Rows are worked on in tiles of fixed height, so
+that the number of threads changes no result.
 """
 
 from abc import ABC, abstractmethod
@@ -205,7 +205,7 @@ def _column_norms(columns: np.ndarray) -> np.ndarray:
 
 
 def _orthonormalise(columns: np.ndarray) -> np.ndarray:
-    """An orthonormal basis, its leading columns spanning what theirs did: Cholesky's way if that goes, else Householder's.
+    """An orthonormal basis, its leading columns spanning what theirs did, by Cholesky if that goes, else Householder.
 
     The columns are scaled to length 1 first, without which single precision would not carry their Gram matrix.
     """

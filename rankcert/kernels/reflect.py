@@ -28,8 +28,9 @@ def reflect_rows(
     """state += beta (ball(2 low - state) - low), a row at a time.
 
     ball projects a row onto sum_j weight_j |target - x|_j <= radius. All of one floating type, C order: target, low,
-    state (rows, m), of which row i counts up to reach[i]; weight (m,), positive; radius (rows,). threshold (rows,) is the multiplier of each row's ball: its last value on entry, its new one on
-    return. errors (rows,) receives sum_j weight_j |target - low|_j. rest (m,) is working memory.
+    state (rows, m), of which row i counts up to reach[i]; weight (m,), positive; radius (rows,). threshold (rows,) is
+    the multiplier of each row's ball: its last value on entry, its new one on return. errors (rows,) receives
+    sum_j weight_j |target - low|_j. rest (m,) is working memory.
     Shapes are not checked. Source: docs/CONSTRUCTIONS.md, C10.
     """
     for i in range(target.shape[0]):
