@@ -88,6 +88,15 @@ def certify(
     ] = "balanced",
     seed: Annotated[int, typer.Option(min=0, help="of the search's random starts")] = 0,
     memory: Annotated[float, typer.Option(help="GiB a construction may use")] = 4.0,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="instead of --eps: the smallest bound at this rank")
+    ] = None,
+    curve: Annotated[
+        bool, typer.Option("--curve", help="instead of --eps: the rank at tolerances from 0.8 to 0.01")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="draw the curve here (.png or .svg; needs matplotlib)")
+    ] = None,
     layer: Layer = None,
     head: HeadIndex = None,
     example: Example = False,
@@ -102,27 +111,33 @@ def certify(
     """Find a factorization of small rank and prove it within eps."""
     import rankcert
 
+    asked = [eps is not None, rank is not None, curve]
+    if sum(asked) > 1 or not (any(asked) or example):
+        raise typer.BadParameter("say which tolerance you need, or a rank, or --curve", param_hint="--eps")
+    if plot is not None and not curve:
+        raise typer.BadParameter("only a --curve is drawn", param_hint="--plot")
+    if curve and out is not None:
+        raise typer.BadParameter("a curve is many certificates: save them one by one", param_hint="--out")
+    if rank is not None and method != "auto":
+        raise typer.BadParameter("a fixed rank has a method of its own", param_hint="--method")
     given = _read_head(inputs, example, example_name, layer, head)
     options = _options(given, scale, key_bias, causal, offset)
-    if eps is None and not example:
-        raise typer.BadParameter("say which tolerance you need", param_hint="--eps")
+    options |= {"effort": effort, "seed": seed, "memory": _bytes(memory), "threads": threads}
+    if curve:
+        with _Progress() as progress:
+            points = rankcert.rank_curve(given.q, given.k, method=method, progress=progress.stage, **options)
+        return _print_curve(points, given.origin, plot, json_)
     if out is None and example:
         out = Path(f"rankcert-example-{example_name}.safetensors")
     if out is not None and out.resolve() in [path.resolve() for path in inputs or []]:
         raise typer.BadParameter("this would overwrite the head", param_hint="--out")
     with _Progress() as progress:
-        certificate = rankcert.certify(
-            given.q,
-            given.k,
-            eps=0.1 if eps is None else eps,
-            method=method,
-            effort=effort,
-            seed=seed,
-            memory=_bytes(memory),
-            threads=threads,
-            progress=progress.stage,
-            **options,
-        )
+        options["progress"] = progress.stage
+        if rank is not None:
+            certificate = rankcert.best_eps(given.q, given.k, rank=rank, **options)
+        else:
+            target = 0.1 if eps is None else eps
+            certificate = rankcert.certify(given.q, given.k, eps=target, method=method, **options)
         verdict = certificate.verdict
         if out is not None:
             try:
@@ -135,7 +150,7 @@ def certify(
                 given.k,
                 threads=threads,
                 progress=progress.stage("verifying the saved file"),
-                **options,
+                **_options(given, scale, key_bias, causal, offset),
             )
     _print_candidates(certificate)
     _print_verdict(verdict, given.origin)
@@ -147,6 +162,7 @@ def certify(
         {
             "method": certificate.method,
             "details": certificate.details,
+            "cancellation": certificate.cancellation,
             "file": None if out is None else str(out),
             "candidates": [
                 vars(c) | {"bound": c.bound if c.bound is not None and isfinite(c.bound) else None}
@@ -527,6 +543,20 @@ def _answer(verdict, as_json: bool, tail: str = "", extra: dict | None = None) -
     else:
         print(f"{verdict.status} {verdict.reason}")
     raise typer.Exit(0 if verdict.status in ("PROVED", "MEASURED") else 1)
+
+
+def _print_curve(points, origin: str, plot: Path | None, as_json: bool) -> None:
+    if plot is not None:
+        from rankcert.plots import plot_curve
+
+        plot_curve(points, plot)
+    rows = [[f"{c.eps:g}", str(c.rank), _up(c.bound), c.method] for c in points]
+    _table(f"rank against bound, {origin}", ["eps", "rank", "proved bound", "method"], rows)
+    if as_json:
+        fields = ("eps", "rank", "bound", "method")
+        print(json.dumps([{name: getattr(c, name) for name in fields} for c in points], allow_nan=False))
+    else:
+        print(" ".join(f"{_up(c.bound, 3)}:{c.rank}" for c in points))
 
 
 def _count(rank: int | None) -> str:

@@ -1,13 +1,14 @@
 """Plots, on request: matplotlib (the extra `plot`) is imported when a function here is called, not before."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankcert.certificates import Certificate
 from rankcert.errors import InvalidInput
 from rankcert.geometry import GeometryReport
 from rankcert.laws import FITTED_FROM, Report
@@ -15,7 +16,7 @@ from rankcert.laws import FITTED_FROM, Report
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["plot_laws", "plot_singular_values"]
+__all__ = ["plot_curve", "plot_laws", "plot_singular_values"]
 
 SUFFIXES = (".png", ".svg")
 
@@ -47,6 +48,22 @@ def plot_laws(report: Report, path: str | os.PathLike) -> None:
         axes.grid(True, which="major", alpha=0.3)
         if report.points:
             axes.legend(fontsize="small")
+
+
+def plot_curve(curve: Sequence[Certificate], path: str | os.PathLike) -> None:
+    """Rank against proved bound, one point a certificate of `rankcert.rank_curve`.
+
+    Writes a PNG or an SVG; errors as in `plot_laws`.
+    """
+    with _figure(path) as figure:
+        axes = figure.add_subplot(xscale="log")
+        bounds = [certificate.bound for certificate in curve]
+        axes.step(bounds, [certificate.rank for certificate in curve], "o-", where="pre", markersize=4)
+        axes.set_xlabel("proved bound on the worst row's l1 error")
+        axes.set_ylabel("rank")
+        n, m = (curve[0].left.shape[0], curve[0].right.shape[0]) if curve else (0, 0)
+        axes.set_title(f"Certified ranks, {n} queries, {m} keys")
+        axes.grid(True, which="major", alpha=0.3)
 
 
 def plot_singular_values(report: GeometryReport, path: str | os.PathLike) -> None:
