@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from oracles import ball_errors, dense_attention
 
 from rankcert import certificates, load, verify
 from rankcert.certificates import Certificate, make_certificate
-from rankcert.checker import check_rows, read_inputs
+from rankcert.checker import applied_row_bounds, check_rows, read_inputs
 from rankcert.errors import InvalidInput
 
 
@@ -190,6 +191,63 @@ def test_output_is_within_the_bound(options):
                 np.linalg.norm(record.apply(values) - p @ values, axis=1) <= record.row_bounds * norm + 1e-12
             ).all()
         assert worst > record.bound * (1 - 1e-9) - 1e-12  # and the bound is no larger than it has to be
+
+
+def exactly(record: Certificate, values: np.ndarray) -> np.ndarray:
+    """What apply would return without rounding, in units of nothing: exact fractions, one value column."""
+    left, right = ([[Fraction(x) for x in row] for row in f.tolist()] for f in (record.left, record.right))
+    out = []
+    for i, u in enumerate(left):
+        last = len(right) if not record.causal else min(len(right), i + record.offset + 1)
+        terms = (
+            sum(a * b for a, b in zip(u, right[j], strict=True)) * Fraction(values[j]) for j in range(last)
+        )
+        out.append(sum(terms, Fraction(0)))
+    return out
+
+
+@given(
+    st.integers(1, 5),
+    st.integers(1, 30),
+    st.integers(1, 6),
+    st.booleans(),
+    st.sampled_from([1.0, 1e8, 1e-140, 1e150]),
+    st.integers(0, 2**32 - 1),
+)
+def test_returned_bounds_include_the_rounding_of_apply(n, m, rank, causal, size, seed):
+    rng = np.random.default_rng(seed)
+    record = made_up(n, m, rank, causal=causal, offset=int(rng.integers(0, m)), seed=seed)
+    left = np.concatenate(
+        [record.left, -record.left * (1 + 1e-9 * rng.normal(size=record.left.shape))], axis=1
+    )
+    right = np.concatenate([record.right, record.right], axis=1) * rng.choice([1.0, 1e6])
+    record = replace(record, left=left, right=right)  # columns that cancel, so that rounding shows
+    values = size * rng.normal(size=m)
+    rounding = applied_row_bounds(np.zeros(n), record.left, record.right)
+    errors = [
+        abs(Fraction(y) - exact)
+        for y, exact in zip(record.apply(values), exactly(record, values), strict=True)
+    ]
+    assert all(
+        e <= Fraction(b) * Fraction(np.abs(values).max()) for e, b in zip(errors, rounding, strict=True)
+    )
+
+
+def test_returned_bounds_are_those_of_the_rows_plus_a_little():
+    record = certificate()
+    values = np.random.default_rng(1).normal(size=(13, 2))
+    out, bounds = record.apply(values, return_bound=True)
+    np.testing.assert_array_equal(out, record.apply(values))
+    assert (record.row_bounds < bounds).all() and (bounds < record.row_bounds + 1e-13).all()
+    assert 1.0 - 1e-2 <= record.cancellation < 100.0
+    with pytest.raises(InvalidInput, match="was loaded and not verified: it has no bound to return"):
+        made_up(3, 3, 1).apply(np.ones(3), return_bound=True)
+
+
+def test_rounding_of_apply_is_bounded_tightly_enough_to_be_of_use():
+    record = made_up(40, 500, 8)
+    rounding = applied_row_bounds(np.zeros(40), record.left, record.right)
+    assert (rounding <= 520 * 2.0**-52 * record.cancellation * (1 + 1e-9)).all()
 
 
 # The record
