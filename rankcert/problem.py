@@ -81,9 +81,9 @@ class AttentionProblem:
 
 def _classes(rows: np.ndarray, kept: np.ndarray) -> Classes:
     of = np.full(rows.shape[0], -1, dtype=np.int64)
-    if not kept.any():
-        return Classes(np.empty(0, dtype=np.int64), of)
     chosen = np.flatnonzero(kept)
-    _, first, inverse = np.unique(rows[chosen] + 0.0, axis=0, return_index=True, return_inverse=True)
-    of[chosen] = inverse.ravel()
-    return Classes(chosen[first], of)
+    data, width = (rows[chosen] + 0.0).tobytes(), rows.itemsize * rows.shape[1]  # + 0.0: -0.0 equals 0.0
+    seen: dict[bytes, int] = {}
+    members = [seen.setdefault(data[at : at + width], len(seen)) for at in range(0, len(data), width)]
+    of[chosen] = members
+    return Classes(chosen[np.unique(members, return_index=True)[1]], of)

@@ -20,7 +20,7 @@ from rankcert.checker.errors import InvalidInput, RankcertError
 from rankcert.checker.inputs import Inputs
 from rankcert.checker.kernel import BLOCK, LANES, VARIANTS, default_variant, require_safe_arithmetic
 
-__all__ = ["Engine", "ProductFault", "sweep"]
+__all__ = ["Engine", "ProductFault", "one_blas_thread", "sweep"]
 
 SPOTS = 1000  # entries of each matrix product that are recomputed by a plain loop, per sweep
 SMALL = 2.0e7  # multiply-adds below which starting threads costs more than it gains
@@ -74,6 +74,11 @@ def _controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
+def one_blas_thread():
+    """A context in which BLAS uses one thread, for work that is spread over threads already."""
+    return _controller().limit(limits=1, user_api="blas")
+
+
 def sweep(
     inputs: Inputs,
     engine: Engine,
@@ -117,7 +122,7 @@ def sweep(
         return rows.stop
 
     with ExitStack() as stack:
-        stack.enter_context(_controller().limit(limits=1, user_api="blas"))
+        stack.enter_context(one_blas_thread())
         run = map if threads == 1 else stack.enter_context(ThreadPoolExecutor(threads)).map
         for done in run(work, tiles):  # in order; an exception or Ctrl-C cancels the tiles not yet begun
             if engine.progress is not None:

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import numpy as np
 from scipy.linalg import get_blas_funcs, get_lapack_funcs
-from threadpoolctl import threadpool_limits
 
+from rankcert.checker.engine import one_blas_thread
 from rankcert.constructions.svd import Dense
 
 __all__ = ["State", "open_state"]
@@ -37,7 +37,7 @@ def open_state(dense: Dense, reach: np.ndarray, dtype: type, threads: int) -> "I
     height = n if n * m <= SMALL else TILE_ROWS
     tiles = [slice(i, min(i + height, n)) for i in range(0, n, height)]
     kind = FullState if dense.allowed is None else PrefixState
-    with threadpool_limits(1, user_api="blas"):
+    with one_blas_thread():
         if len(tiles) == 1 or threads == 1:
             yield kind(dense, reach, dtype, lambda work: [work(tile) for tile in tiles])
         else:
@@ -86,7 +86,7 @@ class State(ABC):
         right = np.ascontiguousarray(self.right, self.dtype)
 
         def work(rows: slice) -> None:
-            low = self.left[rows].astype(self.dtype) @ right.T
+            low = self.left[rows].astype(self.dtype, copy=False) @ right.T
             self._reflect(
                 self.target[rows],
                 low,
@@ -135,8 +135,7 @@ class FullState(State):
         self._run(work)
 
     def project(self) -> None:
-        basis = self.right * (1.0 / _column_norms(self.right))
-        product = np.concatenate(self._run(lambda rows: self.state[rows] @ basis))
+        product = np.concatenate(self._run(lambda rows: self.state[rows] @ self.right))
         self.left = _orthonormalise(product)
         parts = self._run(lambda rows: self.state[rows].T @ self.left[rows])
         self.right = parts[0]
@@ -200,21 +199,20 @@ class PrefixState(State):
         self.left, self.right = left_basis @ (u * root), right_basis @ (vt.T * root)
 
 
-def _column_norms(columns: np.ndarray) -> np.ndarray:
-    return np.sqrt(np.maximum(np.einsum("ij,ij->j", columns, columns), TINY))
-
-
 def _orthonormalise(columns: np.ndarray) -> np.ndarray:
     """An orthonormal basis, its leading columns spanning what theirs did, by Cholesky if that goes, else Householder.
 
-    The columns are scaled to length 1 first, without which single precision would not carry their Gram matrix.
+    What is factorized is the Gram matrix of the columns scaled to length 1: of the others, single precision would
+    lose the small ones.
     """
-    unit = columns / _column_norms(columns)
-    gram = unit.T @ unit
+    gram = columns.T @ columns
+    lengths = np.sqrt(np.maximum(gram.diagonal(), TINY))
+    gram /= lengths * lengths[:, None]
     gram.flat[:: gram.shape[0] + 1] += JITTER
     (potrf,) = get_lapack_funcs(("potrf",), (gram,))
     (trsm,) = get_blas_funcs(("trsm",), (gram,))
     factor, failed = potrf(gram.T, overwrite_a=1)
     if failed:
-        return np.linalg.qr(unit)[0]
-    return trsm(1.0, factor, unit.T, trans_a=1, overwrite_b=1).T
+        return np.linalg.qr(columns / lengths)[0]
+    factor *= lengths
+    return trsm(1.0, factor, columns.T, trans_a=1, overwrite_b=1).T
