@@ -15,6 +15,7 @@ from rankcert.errors import InvalidInput
 __all__ = ["EXAMPLES", "Head", "example_head", "read_arrays", "read_head", "read_npy"]
 
 EXAMPLES = ("diffuse", "peaked", "causal")
+ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
 NAMES = {"q": ("Q", "q"), "k": ("K", "k")}
 
 
@@ -93,6 +94,9 @@ def read_arrays(path: str | os.PathLike) -> Mapping[str, np.ndarray]:
     with _refusing(path), open(path, "rb") as file:
         if path.suffix.lower() == ".safetensors":
             return _read_safetensors(path)
+        if file.read(4) not in ZIP_STARTS:  # NumPy would take it for a pickle, and advise to allow that
+            raise ValueError("not a zip archive")
+        file.seek(0)
         with np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
 

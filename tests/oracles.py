@@ -54,6 +54,27 @@ def ball_errors(q, k, left, right, *, scale, key_bias=None, causal=False, offset
     return ends
 
 
+def ball_outputs(q, k, values, *, scale, key_bias=None) -> list[list[arb]]:
+    """softmax(scale q k^T + key_bias) values entry by entry in 160-bit balls, by the definition."""
+    q, k, values = (rationals(x) for x in (q, k, values))
+    bias = [0.0] * len(k) if key_bias is None else [float(b) for b in key_bias]
+    kept = [j for j in range(len(k)) if bias[j] > -math.inf]
+    outputs = []
+    with flint.ctx.workprec(160):
+        for row in q:
+            logits = [arb(exact_dot(row, k[j])) * arb(scale) + arb(bias[j]) for j in kept]
+            top = arb(max(float(x) for x in logits))
+            weights = [(x - top).exp() for x in logits]
+            total = sum(weights, arb(0))
+            outputs.append(
+                [
+                    sum((w * arb(values[j][c]) for j, w in zip(kept, weights, strict=True)), arb(0)) / total
+                    for c in range(len(values[0]))
+                ]
+            )
+    return outputs
+
+
 def dense_attention(q, k, *, scale=None, key_bias=None, causal=False, offset=0) -> np.ndarray:
     """P as float64, zeros at masked and disallowed pairs."""
     q, k = np.asarray(q, dtype=np.float64), np.asarray(k, dtype=np.float64)

@@ -141,19 +141,40 @@ def test_rounding_costs_at_most_what_is_said(half_width, target):
 
 
 def test_rounding_every_coefficient_for_itself_would_cost_far_more():
-    """At W = 16 about 1.5e-4, at W = 20 about a half: why coefficients are rounded in turn."""
-    from decimal import Context, Decimal, localcontext
-
-    for half_width, least, most in ((16.0, 2e-5, 1e-3), (20.0, 0.05, 3.0)):
+    """At W = 16 about 1e-3, at W = 20 about a half: why coefficients are rounded in turn."""
+    for half_width, least, most in ((16.0, 2e-5, 3e-3), (20.0, 0.05, 8.0)):
         degree = minimax.find_degree(half_width, 1e-4)
-        angles = minimax._exchange(half_width, degree).angles
-        with localcontext(Context(prec=150)):
-            exact = minimax._expand(-half_width * np.cos(angles), degree)
-            remainders = [Decimal(float(c)) - c for c in exact]
-            x = [Decimal(half_width) * Decimal(i) / 200 for i in range(-200, 201)]
-            cost = max(abs(horner(remainders, y)) * (-y).exp() for y in x)
+        with mpmath.workdps(150):
+            remainders = [float(c) - mpmath.mpf(c) for c in minimax._extend(half_width, degree).coefficients]
+            x = [mpmath.mpf(half_width) * i / 200 for i in range(-200, 201)]
+            cost = max(abs(horner(remainders, y)) * mpmath.exp(-y) for y in x)
         assert least < cost < most
         assert minimax.fit(half_width, degree).rho_est < 1.1e-4
+
+
+@pytest.mark.parametrize(
+    "half_width, degree", [(1e-3, 3), (0.5, 10), (0.5, 20), (2.0, 6), (8.0, 14), (16.0, 30), (34.0, 50)]
+)
+def test_the_exchange_ends_in_extended_precision(half_width, degree):
+    """Also where float64 sees nothing of the error: before rounding, its peaks agree to eleven digits."""
+    exact = minimax._extend(half_width, degree)
+    with mpmath.workdps(200):
+        ends, signs = [], [mpmath.sign(exact.level) * (-1) ** i for i in range(degree + 2)]
+        for angle in exact.angles.tolist():  # peaks are flat: float64 angles show all digits of their height
+            x = -half_width * mpmath.cos(angle)
+            ends.append(horner(exact.coefficients, x) * mpmath.exp(-x) - 1)
+        heights = [sign * end / abs(exact.level) for sign, end in zip(signs, ends, strict=True)]
+        assert all(abs(height - 1) < 1e-11 for height in heights)
+        places = [-half_width * mpmath.cos(mpmath.pi * i / 999) for i in range(1000)]
+        highest = max(abs(horner(exact.coefficients, x) * mpmath.exp(-x) - 1) for x in places)
+        assert highest <= abs(exact.level) * (1 + mpmath.mpf("1e-11"))
+
+
+def test_fitting_leaves_the_precision_of_others_alone():
+    before = mpmath.mp.dps
+    minimax.fit.cache_clear()
+    minimax.fit(3.0, 8)
+    assert mpmath.mp.dps == before
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -181,6 +181,16 @@ def test_absent_files(paths):
     assert refused(paths).startswith(f"cannot read {paths[0]}: No such file or directory")
 
 
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK", b"\x80\x04N."])
+def test_an_npz_that_is_no_archive(content, inside):
+    """Empty, text, a cut-off archive, a pickle: nobody is advised to allow pickles."""
+    (inside / "head.npz").write_bytes(content)
+    assert refused(["head.npz"]) == "head.npz is not a readable .npz file: not a zip archive"
+    np.save("array.npy", Q)
+    (inside / "array.npy").rename("head.npz")
+    assert refused(["head.npz"]) == "head.npz is not a readable .npz file: not a zip archive"
+
+
 def test_the_second_of_two_files_is_named_too():
     np.save("q.npy", Q)
     with pytest.raises(InvalidInput, match=r"^cannot read k\.npy: No such file"):

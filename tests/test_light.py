@@ -10,7 +10,7 @@ import pytest
 
 import rankcert
 
-HEAVY = ("numba", "llvmlite", "scipy", "torch", "matplotlib", "flint", "sklearn", "transformers")
+HEAVY = ("numba", "llvmlite", "scipy", "mpmath", "torch", "matplotlib", "flint", "sklearn", "transformers")
 
 
 def python(code: str) -> str:
@@ -72,6 +72,13 @@ def test_constructions_load_numba_only_when_they_build():
     assert "numba" in heavy_after(
         "import numpy, rankcert; rankcert.certify(numpy.eye(3), numpy.eye(4, 3), eps=0.1)"
     )
+
+
+def test_mpmath_loads_only_when_a_polynomial_is_fitted():
+    assert "mpmath" not in heavy_after(
+        "from rankcert.approximants import minimax; minimax.find_degree(4.0, 0.1)"
+    )
+    assert "mpmath" in heavy_after("from rankcert.approximants import minimax; minimax.fit(4.0, 6)")
 
 
 def test_public_names_resolve_and_are_documented():

@@ -1,10 +1,11 @@
 """Whatever the package calls a bound was returned by the checker.
 
-The package's source outside rankcert/checker is read, not run. A name is *bound-like* when one of its words is bound or
-bounds (`bound`, `row_bounds`, `lower_bound`), unless it ends in `_est`. Every value that a bound-like name receives - a
-variable, an attribute, a keyword, a dictionary key, a parameter filled by position, the result of a function - must be
-passed along: None, something bound-like, a choice between such things, or a local variable that only ever receives
-them. Arithmetic, calls, numbers and everything else is a violation, and so is making a Verdict outside the checker.
+The package's source outside rankcert/checker is read, not run. A name is *bound-like* when one of its words is bound
+or bounds (`bound`, `row_bounds`, `lower_bound`), unless it ends in `_est` or is the flag `return_bound`. Every value
+that a bound-like name receives - a variable, an attribute, a keyword, a dictionary key, a parameter filled by
+position, the result of a function - must be passed along: None, something bound-like, a choice between such things, or
+a local variable that only ever receives them. Arithmetic, calls, numbers and everything else is a violation, and so is
+making a Verdict outside the checker.
 
 So by induction over who made what, a bound-like value outside the checker is one the checker returned.
 """
@@ -32,6 +33,7 @@ def is_bound_like(name: object) -> bool:
         isinstance(name, str)
         and bool({"bound", "bounds"} & set(name.split("_")))
         and not name.endswith("_est")
+        and name != "return_bound"
     )
 
 
@@ -248,6 +250,7 @@ HARMLESS = [
     "bound = None if verdict is None else verdict.bound",
     "bound_est = compute()",
     "boundary = 3.0",
+    "def query(q, *, return_bound=False): pass",
     "floor = verdict.bound\nallowed = floor + 1.0\nbound = floor",
     "best = a.bound\nbest = b.bound\nrank, bound = 3, best",
     "bound = check_rows(inputs, left, right).bound",

@@ -1,23 +1,26 @@
 """The polynomial of smallest relative distance to exp on [-W, W], by the Remez exchange (THEORY.md, Lemma 8).
 
 p runs from e^-W to e^W, so that as a sum of powers it loses 2W / log 10 digits. As a table of values it loses none: the
-exchange interpolates p(x) e^-x between the points where the error alternates, which is well conditioned, and so it can
-search in float64. The coefficients come from the last points in extended precision (decimals of the standard library:
-as exact as any, and fast). What is left is that they have to be float64: rounding each for itself would cost about
-.02 to .3 of 2^-53 e^2W (2e-4 at W = 16, everything at W = 20); `_round` makes 2^-53 e^W of it.
+exchange interpolates p(x) e^-x between the points where the error alternates, which is well conditioned, and so degrees
+are searched in float64. `fit` goes on from the points found there in mpmath, with digits for all that cancels, until
+the peaks agree to SETTLED. What is left is that coefficients have to be float64: rounding each for itself would cost
+about .02 to .3 of 2^-53 e^2W (1e-3 at W = 16, everything at W = 20); `_round` makes 2^-53 e^W of it.
 """
 
 import math
-from decimal import Context, Decimal, localcontext
 from functools import lru_cache
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import accumulate, pairwise, repeat
+from operator import mul
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from rankcert.approximants import taylor
 from rankcert.approximants.base import Polynomial
 from rankcert.errors import CannotCertify
+
+if TYPE_CHECKING:
+    from mpmath import MPContext, mpf
 
 __all__ = ["WIDEST_COUNT", "find_degree", "fit", "rounding_est", "widest"]
 
@@ -26,7 +29,8 @@ ROUNDING = 1.5  # measured: rounding the coefficients, as `_round` does, costs a
 RESOLVED = 1e-13  # errors below that drown in the rounding of the exchange
 GRID = 16  # places per pair of neighbouring alternation points on which errors are looked at
 EXCHANGES = 30  # the exchange converges quadratically: three to five are the rule
-LEVEL = 1e-7  # it stops when the peaks of the error agree to this
+LEVEL = 1e-7  # in float64 it stops when the peaks of the error agree to this
+SETTLED = 1e-12  # in mpmath when they agree to this: one or two exchanges more
 
 
 def rounding_est(half_width: float) -> float:
@@ -89,17 +93,19 @@ def fit(half_width: float, degree: int) -> Polynomial:
         )
     if half_width == 0.0:
         return Polynomial(np.eye(1, degree + 1)[0], half_width, 0.0)
-    last = _exchange(half_width, degree)
-    # Digits for the differences of the points, and for the cancellation from e^W to e^-W, with 40 to spare.
-    with localcontext(Context(prec=40 + 2 * degree + math.ceil(half_width))):
-        coefficients, added = _round(_expand(-half_width * np.cos(last.angles), degree), half_width)
+    exact = _extend(half_width, degree)
+    coefficients, added = _round(exact.coefficients, half_width)
     coefficients.flags.writeable = False  # the cache shares it
     angles = np.linspace(0.0, np.pi, 4 * GRID * (degree + 2) + 1)[1:-1]
     x = np.concatenate([-half_width * np.cos(angles), [-half_width, half_width]])
-    error = _errors(last, x, half_width)
+    rounding = np.zeros(x.size)
     for s, change in enumerate(added):
-        error += change * np.exp(-x) * np.prod(x[:, None] - _nodes(half_width, s), axis=1)
-    return Polynomial(coefficients, half_width, float(np.abs(error).max()))
+        rounding += change * np.exp(-x) * np.prod(x[:, None] - _nodes(half_width, s), axis=1)
+    if abs(exact.level) < RESOLVED:  # float64 does not see the error itself
+        rho_est = abs(exact.level) + float(np.abs(rounding).max())
+    else:
+        rho_est = float(np.abs(_errors(_level(exact.angles, half_width), x, half_width) + rounding).max())
+    return Polynomial(coefficients, half_width, rho_est)
 
 
 class _Levelled(NamedTuple):
@@ -208,27 +214,68 @@ def _find_peaks(levelled: _Levelled, half_width: float) -> tuple[np.ndarray, np.
     return places[first:last], heights[first:last]
 
 
-def _expand(points: np.ndarray, degree: int) -> list[Decimal]:
-    """Coefficients in powers of x of the levelled polynomial at these points, by Newton's divided differences."""
-    x = [Decimal(float(point)) for point in points]
-    values = [point.exp() for point in x]
+class _Extended(NamedTuple):
+    """The polynomial in extended precision: coefficients (mpf), its level, and the angles of its alternation."""
+
+    coefficients: "list[mpf]"
+    level: float
+    angles: np.ndarray
+
+
+def _extend(half_width: float, degree: int) -> _Extended:
+    """The exchange in mpmath, from the points at which the one in float64 ended.
+
+    Peaks are zeros of p' - p, a polynomial of degree D, and the two ends: D + 2 at most, one for every point. A single
+    Newton step from the last point keeps the exchange quadratic. Whatever it does, |level| is at most the smallest rho
+    there is, and the highest peak at least that (Lemma 8).
+    """
+    from mpmath import MPContext  # here, so that it loads only when something is fitted
+
+    mp = MPContext()  # our own: the shared one's precision belongs to whoever imports mpmath
+    # Digits for the differences of the points, and for the cancellation from e^W to e^-W, with 40 to spare.
+    mp.dps = 40 + 2 * degree + math.ceil(half_width)
+    wide = mp.mpf(half_width)
+    points = [-wide * mp.cos(float(angle)) for angle in _exchange(half_width, degree).angles]
+    points[0], points[-1] = -wide, wide
+    for _ in range(EXCHANGES):
+        coefficients, level = _expand(mp, points)
+        after = [*((k + 1) * c for k, c in enumerate(coefficients[1:])), mp.zero]
+        slope = [
+            a - c for a, c in zip(after, coefficients, strict=True)
+        ]  # p' - p: e^x times that of the error
+        bending = [k * c for k, c in enumerate(slope)][1:]
+        moved, rise = list(points), mp.zero
+        for i in range(1, degree + 1):
+            powers = list(accumulate(repeat(points[i], degree), mul, initial=mp.one))
+            tilt, bend = mp.fdot(slope, powers), mp.fdot(bending, powers[:-1])
+            moved[i] -= tilt / bend
+            rise = max(rise, abs(tilt * tilt / bend) * mp.exp(-points[i]) / 2)  # up to the parabola's vertex
+        if rise <= SETTLED * abs(level) or not all(a < b for a, b in pairwise(moved)):
+            break
+        points = moved
+    return _Extended(coefficients, float(level), np.array([float(mp.acos(-x / wide)) for x in points]))
+
+
+def _expand(mp: "MPContext", points: "list[mpf]") -> "tuple[list[mpf], mpf]":
+    """Coefficients of the levelled polynomial at these points, by Newton's divided differences, and its level."""
+    values = [mp.exp(point) for point in points]
     signed = [value if i % 2 == 0 else -value for i, value in enumerate(values)]
-    plain, turned = (_divided_differences(x, column) for column in (values, signed))
+    plain, turned = (_divided_differences(points, column) for column in (values, signed))
     level = -plain[-1] / turned[-1]
     newton = [a + level * b for a, b in zip(plain[:-1], turned[:-1], strict=True)]
-    exact = [newton[-1]]
-    for k in range(degree - 1, -1, -1):  # times (x - point), plus the next constant
-        exact = _times_root(exact, x[k])
-        exact[0] += newton[k]
-    return exact
+    coefficients = [newton[-1]]
+    for k in range(len(newton) - 2, -1, -1):  # times (x - point), plus the next constant
+        coefficients = _times_root(coefficients, points[k])
+        coefficients[0] += newton[k]
+    return coefficients, level
 
 
-def _times_root(p: list[Decimal], root: Decimal) -> list[Decimal]:
+def _times_root(p: "list[mpf]", root: "mpf | float") -> "list[mpf]":
     """Coefficients of (x - root) p."""
     return [-root * p[0], *(a - root * b for a, b in pairwise(p)), p[-1]]
 
 
-def _round(exact: list[Decimal], half_width: float) -> tuple[np.ndarray, np.ndarray]:
+def _round(exact: "list[mpf]", half_width: float) -> tuple[np.ndarray, np.ndarray]:
     """float64 coefficients, and how much each rounding added: the result is p + sum_s added[s] prod_t (x - nodes(s)_t).
 
     From the highest power down: rounding c_s would add a multiple of x^s. Changing the coefficients that are still to
@@ -238,11 +285,11 @@ def _round(exact: list[Decimal], half_width: float) -> tuple[np.ndarray, np.ndar
     rounded, added = np.zeros(len(left)), np.zeros(len(left))
     for s in range(len(left) - 1, -1, -1):
         rounded[s] = float(left[s])
-        change = Decimal(float(rounded[s])) - left[s]
+        change = float(rounded[s]) - left[s]
         added[s] = float(change)
-        monic = [Decimal(1)]
+        monic = [left[s] * 0 + 1]
         for node in _nodes(half_width, s).tolist():
-            monic = _times_root(monic, Decimal(node))
+            monic = _times_root(monic, node)
         left = [c + change * b for c, b in zip(left[:s], monic, strict=False)]
     return rounded, added
 
@@ -254,7 +301,7 @@ def _nodes(half_width: float, count: int) -> np.ndarray:
     return -half_width + spread * (1.0 - np.cos(angles))
 
 
-def _divided_differences(x: list[Decimal], values: list[Decimal]) -> list[Decimal]:
+def _divided_differences(x: "list[mpf]", values: "list[mpf]") -> "list[mpf]":
     out = list(values)
     for order in range(1, len(x)):
         for i in range(len(x) - 1, order - 1, -1):

@@ -1,8 +1,11 @@
-"""Bounds that hold for every head whose queries and keys lie in two balls (PROOFS.md, Theorem 6)."""
+"""Bounds for heads whose queries and keys lie in two balls: for all of them (PROOFS.md, Theorem 6), and for the
+answers of one stream of keys, from what was measured on the way (Theorem 7).
+"""
 
 import math
 import os
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import numpy as np
 
@@ -21,9 +24,12 @@ __all__ = [
     "DomainClaim",
     "DomainVerdict",
     "check_domain",
+    "features_in_range",
+    "norms_upper",
     "read_domain",
     "read_domain_claim",
     "read_domain_fields",
+    "stream_row_bounds",
     "verify_domain",
 ]
 
@@ -34,6 +40,9 @@ MAX_DEGREE = 2**12
 MAX_KEYS = 2**30
 NORMALISERS = ("own", "exact")
 KEY_WEIGHTS = 2.0**-42  # relative error of a computed e^(b_j - max b)
+EXACT = 500  # powers of two within 2^+-EXACT multiply without rounding
+REACH_LIMIT = 300.0  # binary digits that features may be larger than 1 (Theorems 6 and 7)
+UNDERFLOW = 1e-60  # of a row's sums, and all keys of weight below e^-700 (Theorem 7)
 UP = 1 + 64 * EPS_M  # Lemma 6
 
 
@@ -60,6 +69,17 @@ class Domain:
         A token is admitted when its computed norm is within its radius up to rounding (Theorem 6), hence the factor.
         """
         return abs(self.scale) * self.query_radius * self.key_radius * (1 + (8 * self.dim + 100) * EPS_M)
+
+    @property
+    def balance(self) -> float:
+        """A power of two that keys are multiplied by, and scaled queries divided by, so that both are about as long.
+
+        Powers of unlike tokens would leave the range of float64 where their products do not.
+        """
+        if self.scale == 0.0:
+            return 1.0
+        ratio = math.log2(abs(self.scale)) + math.log2(self.query_radius) - math.log2(self.key_radius)
+        return 2.0 ** round(ratio / 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,18 +141,18 @@ def check_domain(domain: Domain, coefficients, eps: float | None = None) -> Doma
         raise InvalidInput("a polynomial needs at least one coefficient")
     width, degree = domain.half_width, a.size - 1
     rank = math.comb(domain.dim + degree, degree)
-    rho = relative_error_upper(a, width) if np.isfinite(a).all() else math.inf
+    rho = _polynomial_error(a.tobytes(), width)
     # spread: the largest sum of absolute values of one entry's terms, over the smallest weight of the domain
     spread = _absolute_sum_upper(a, width) * _exp_upper(width)
-    features = (10 * degree + 4) * EPS_M * spread + 1e-200 * spread
+    features = (10 * degree + 4) * EPS_M * spread
     relative = UP * (rho + features + KEY_WEIGHTS + rho * KEY_WEIGHTS)
     breakdown = {"polynomial": rho, "features": features, "key weights": KEY_WEIGHTS}
     bound = math.inf
-    if rank <= SIZE_LIMIT and relative < 1.0:  # false for NaN
+    if rank <= SIZE_LIMIT and features_in_range(domain, degree) and relative < 1.0:  # false for NaN
         if domain.normaliser == "exact":
             bound = math.nextafter(UP * (relative + 2 * EPS_M), math.inf)
         else:
-            own = UP * 2 * relative / (1 + math.sqrt(max(0.0, 1 - UP * relative * relative)))
+            own = _own_upper(relative)
             sums = UP * (domain.max_keys + rank) * EPS_M * spread * (1 + relative) / (1 - UP * relative)
             breakdown["normaliser sums"] = sums
             if 0.0 <= sums < 0.5:
@@ -149,6 +169,78 @@ def check_domain(domain: Domain, coefficients, eps: float | None = None) -> Doma
             f"the bound proved over the whole domain is {bound!r}, above eps = {eps!r}",
         )
     return DomainVerdict(status, eps, bound, reason, breakdown, rank, domain)
+
+
+def features_in_range(domain: Domain, degree: int) -> bool:
+    """Whether no feature of a token of the domain overflows, and what underflows is negligible (Theorems 6 and 7)."""
+    balance = domain.balance
+    scale = abs(domain.scale) / balance
+    reach = math.sqrt(domain.dim) * max(1.0, scale * domain.query_radius, domain.key_radius * balance)
+    exact = 2.0**-EXACT <= balance <= 2.0**EXACT and (scale == 0.0 or scale >= 2.0**-EXACT)
+    return exact and degree * math.log2(reach) <= REACH_LIMIT
+
+
+def norms_upper(computed: np.ndarray, dim: int) -> np.ndarray:
+    """At least the Euclidean norms of tokens in `dim` dimensions, each coordinate rounded once (Lemma 5)."""
+    return computed * (1 + (dim + 8) * EPS_M) + 1e-80
+
+
+def stream_row_bounds(
+    domain: Domain,
+    coefficients,
+    query_norms: np.ndarray,
+    moments: np.ndarray,
+    normalisers: np.ndarray,
+    *,
+    depth: int,
+    counted: int,
+) -> np.ndarray:
+    """Bound what answers of a stream are off by, rounding included: (n,), in units of the largest norm of a value.
+
+    query_norms (n,) and the key norms in moments (degree + 1,), moments[t] = sum_j weight_j (balance |k_j|)^t, are
+    upper bounds (`norms_upper`); normalisers (n,) are the computed row sums, NaN in rows whose answer is not finite.
+    depth: how many roundings any key's terms have met in sums, products with values and rescalings, the moments' as
+    well. counted: roundings in the sense of Theorem 6. The smaller one of the bound from these numbers (Theorem 7, a)
+    and that of the domain where it applies (b); inf where nothing is proved.
+    """
+    verdict = check_domain(domain, coefficients)  # reads the coefficients and refuses unsafe arithmetic
+    a = exact_float64("coefficients", coefficients, 1)
+    degree, rho = a.size - 1, verdict.breakdown["polynomial"]
+    relative = UP * (rho + KEY_WEIGHTS + rho * KEY_WEIGHTS)
+    usable = (
+        relative < 1.0
+        and max(verdict.rank, depth) <= SIZE_LIMIT
+        and features_in_range(domain, degree)
+        and domain.normaliser == "own"
+    )
+    if not usable:  # also for NaN
+        return np.full(normalisers.shape, math.inf)
+    roundings = 10.0 * np.arange(degree + 1) + (2 + depth + verdict.rank)
+    reach = query_norms * (abs(domain.scale) / domain.balance * (1 + 4 * EPS_M))
+    error = np.zeros(normalisers.shape)
+    for term in (roundings * np.abs(a) * moments)[::-1].tolist():
+        error = error * reach + term
+    error = EPS_M * error * (1 + (depth + 4 * degree + 16) * EPS_M) + UNDERFLOW
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        upper = np.nextafter(UP * (_own_upper(relative) + UP * 2 * error / normalisers + 2 * EPS_M), math.inf)
+    upper = np.where((normalisers > 0.0) & (upper < math.inf), upper, math.inf)  # NaN: inf
+    if verdict.bound < math.inf and counted <= domain.max_keys:
+        sums = verdict.breakdown["normaliser sums"]
+        prior = math.nextafter(UP * (verdict.bound + UP * sums / (1 - sums) + EPS_M), math.inf)
+        upper = np.where(np.isnan(normalisers), upper, np.minimum(upper, prior))
+    return upper
+
+
+@lru_cache(maxsize=64)
+def _polynomial_error(coefficients: bytes, width: float) -> float:
+    """rho of Theorem 5; a stream asks for it again and again."""
+    a = np.frombuffer(coefficients)
+    return relative_error_upper(a, width) if np.isfinite(a).all() else math.inf
+
+
+def _own_upper(relative: float) -> float:
+    """At least the row error of weights within this relative distance, divided by their own sum (Theorem 6)."""
+    return UP * 2 * relative / (1 + math.sqrt(max(0.0, 1 - UP * relative * relative)))
 
 
 def _absolute_sum_upper(coefficients: np.ndarray, width: float) -> float:
