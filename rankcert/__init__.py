@@ -7,7 +7,7 @@ A large untrusted producer, a small trusted checker, a certificate between them:
 The floors of the package; an import points down, never up, and tests/test_floors.py reads the imports:
 
     7  cli, plots                           the command line; pictures
-    6  certification, domain, heads, laws   policy: what to try and keep; heads in files; experiments
+    6  certification, domain, heads, laws, survey   policy: what to try and keep; heads in files; experiments
     5  certificates                         the record and its writer
     4  constructions                        one method a file, METHODS
     3  approximants                         polynomials for exp
@@ -42,6 +42,7 @@ _HOME = {
     "interaction_dimension": "rankcert.geometry",
     "load": "rankcert.certificates",
     "load_domain": "rankcert.domain",
+    "survey_heads": "rankcert.survey",
     "verify": "rankcert.checker",
     "verify_domain": "rankcert.checker",
 }

@@ -20,7 +20,7 @@ from rankcert.checker.errors import InvalidInput, RankcertError
 from rankcert.checker.inputs import Inputs
 from rankcert.checker.kernel import BLOCK, LANES, VARIANTS, default_variant, require_safe_arithmetic
 
-__all__ = ["Engine", "ProductFault", "sweep"]
+__all__ = ["Engine", "ProductFault", "processors", "sweep"]
 
 SPOTS = 1000  # entries of each matrix product that are recomputed by a plain loop, per sweep
 SMALL = 2.0e7  # multiply-adds below which starting threads costs more than it gains
@@ -83,7 +83,7 @@ def sweep(
     """
     n, m = inputs.n, inputs.m
     pairs = [_without_zero_columns(left, right) for left, right in pairs]
-    threads = engine.threads or _processors()
+    threads = engine.threads or processors()
     if n * m * sum(left.shape[1] for left, _ in pairs) < SMALL:
         threads = 1
     height = max(1, min(engine.tile_rows, -(-n // threads)))
@@ -128,7 +128,8 @@ def _without_zero_columns(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarr
     return np.ascontiguousarray(left[:, useful]), np.ascontiguousarray(right[:, useful])
 
 
-def _processors() -> int:
+def processors() -> int:
+    """How many processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
