@@ -467,7 +467,7 @@ def _local_pool(workers: int) -> Pool:
     executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker, initargs=(listen,))
     try:
         yield executor, lambda: 2 * workers
-        executor.shutdown()
+        executor.shutdown()  # idle workers end by themselves
     except BrokenExecutor:
         raise RankcertError(
             "a worker process died: it was killed, perhaps for want of memory, or could not start because the "

@@ -358,7 +358,7 @@ def test_a_scheduler_that_is_not_there(file):
 # true processes
 
 
-def test_processes_give_the_rows_of_one_thread(file, monkeypatch, request):
+def test_processes_give_the_rows_of_one_thread(file, request):
     apart = survey_heads(file, eps=[0.1], temperatures=[2], workers=2)
     request.getfixturevalue("near")
     assert timeless(apart.rows) == timeless(survey_heads(file, eps=[0.1], temperatures=[2]).rows)
@@ -379,6 +379,15 @@ def test_a_dead_worker_ends_the_survey_and_not_what_is_finished(file, tmp_path):
     seen = []
     survey_heads(file, workers=1, progress=lambda done, total: seen.append(done), **options)
     assert 3 <= seen[0] < 12 and seen[-1] == 12
+
+
+def test_an_error_does_not_wait_for_what_is_running():
+    started = time.monotonic()
+    with pytest.raises(ZeroDivisionError), survey._local_pool(1) as (executor, _):
+        assert executor.submit(os.getpid).result() != os.getpid()
+        executor.submit(time.sleep, 600)
+        raise ZeroDivisionError
+    assert time.monotonic() - started < 60 and not multiprocessing.active_children()
 
 
 def command(*arguments) -> list[str]:
@@ -442,26 +451,37 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     assert 2 <= kept < 64 and f"with {kept} of" in err
 
 
+def test_ctrl_c_does_not_cut_a_worker_short(file, request):
+    def interrupt(done, total):
+        for child in multiprocessing.active_children() if done else ():
+            os.kill(child.pid, signal.SIGINT)
+
+    apart = survey_heads(file, workers=1, progress=interrupt, **QUICK)
+    request.getfixturevalue("near")
+    assert timeless(apart.rows) == timeless(survey_heads(file, **QUICK).rows)
+
+
 def test_a_cluster_of_two_of_which_one_is_killed(tmp_path):
     from distributed import Client, LocalCluster
 
     path = write_file(tmp_path / "heads.npz", layers=4)
     with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
         with Client(cluster, set_as_default=False) as client:
-            before = client.run(os.getpid)
-            victim, pid = next(iter(before.items()))
+            workers = client.run(os.getpid)
+            lost = []
 
             def kill(done, total):
-                if done == 5:
-                    os.kill(pid, signal.SIGKILL)
+                busy = [worker for worker, tasks in client.processing().items() if tasks]
+                if done >= 5 and busy and not lost:
+                    lost.append(busy[0])
+                    os.kill(workers[busy[0]], signal.SIGKILL)
 
             options = QUICK | {"resume": tmp_path / "rows"}
             far = survey_heads(path, scheduler=cluster.scheduler_address, progress=kill, **options)
-            assert len(before) == 2 and pid not in client.run(os.getpid).values()
-            lost = client.run_on_scheduler(
-                lambda dask_scheduler: [event for _, event in dask_scheduler.get_events(victim)]
+            events = client.run_on_scheduler(
+                lambda dask_scheduler: [event for _, event in dask_scheduler.get_events(lost[0])]
             )
-            assert any(event["action"] == "remove-worker" for event in lost)
+            assert len(workers) == 2 and any(event["action"] == "remove-worker" for event in events)
     local = survey_heads(path, workers=2, **QUICK)
     assert timeless(far.rows) == timeless(local.rows) and len(far.rows) == 24
     assert found_on_disk(path, **options) == 24
