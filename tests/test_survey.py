@@ -385,7 +385,9 @@ def test_an_error_does_not_wait_for_what_is_running():
     started = time.monotonic()
     with pytest.raises(ZeroDivisionError), survey._local_pool(1) as (executor, _):
         assert executor.submit(os.getpid).result() != os.getpid()
-        executor.submit(time.sleep, 600)
+        asleep = executor.submit(time.sleep, 600)
+        while not asleep.running():
+            time.sleep(0.01)
         raise ZeroDivisionError
     assert time.monotonic() - started < 60 and not multiprocessing.active_children()
 
