@@ -6,15 +6,15 @@ A large untrusted producer, a small trusted checker, a certificate between them:
 
 The floors of the package; an import points down, never up, and tests/test_floors.py reads the imports:
 
-    7  cli, plots                           the command line; pictures
-    6  certification, domain, heads, laws   policy: what to try and keep; heads in files; experiments
-    5  certificates                         the record and its writer
-    4  constructions                        one method a file, METHODS
-    3  approximants                         polynomials for exp
-    2  geometry, kernels                    visible dimensions; compiled loops and their plain twins
-    1  problem, errors                      the one input door
-    ----------------------------------------- the wall
-    0  checker                              everything a bound rests on; imports nothing above
+    7  cli, plots                                   the command line; pictures
+    6  certification, domain, heads, laws, survey   policy: what to try and keep; heads in files; experiments
+    5  certificates                                 the record and its writer
+    4  constructions                                one method a file, METHODS
+    3  approximants                                 polynomials for exp
+    2  geometry, kernels                            visible dimensions; compiled loops and their plain twins
+    1  problem, errors                              the one input door
+    ------------------------------------------------- the wall
+    0  checker                                      everything a bound rests on; imports nothing above
 
 Names are loaded when first used: importing the package loads neither numba nor scipy.
 """
@@ -44,6 +44,7 @@ _HOME = {
     "load": "rankcert.certificates",
     "load_domain": "rankcert.domain",
     "rank_curve": "rankcert.certification",
+    "survey_heads": "rankcert.survey",
     "verify": "rankcert.checker",
     "verify_domain": "rankcert.checker",
 }

@@ -1,12 +1,13 @@
-"""The command line: `rankcert certify | verify | audit | dimension | laws`.
+"""The command line: `rankcert certify | verify | audit | dimension | heads | laws`.
 
 The answer goes to stdout, one line, or one JSON object with --json; tables and progress go to stderr.
 Exit status: 0 proved (or measured, for audit without eps), 1 refuted, undecided, or other inputs than the
-certificate's, 2 usage or arrays that are no attention head, 3 a malformed certificate file.
+certificate's, 2 usage or arrays that are no attention head, 3 a malformed certificate file, 130 `heads` interrupted.
 """
 
 import json
 import sys
+from dataclasses import replace
 from decimal import ROUND_CEILING, Decimal
 from math import isfinite
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import typer
 
 from rankcert.errors import CannotCertify, InvalidInput, MalformedCertificate, RankcertError
-from rankcert.heads import EXAMPLES, Head, example_head, read_arrays, read_head, read_npy
+from rankcert.heads import EXAMPLES, Head, example_head, read_arrays, read_head, read_heads, read_npy
 
 __all__ = ["app", "main"]
 
@@ -334,6 +335,140 @@ def dimension(
 
 
 @app.command()
+def heads(
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="the heads: one .npz or .safetensors holding Q and K, or two .npy files (queries, keys)",
+            show_default=False,
+        ),
+    ] = None,
+    eps: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="tolerance on the worst row's l1 error, repeatable (0.1 with --example)", show_default=False
+        ),
+    ] = None,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="logits are the file's divided by this, repeatable; default: 1", show_default=False
+        ),
+    ] = None,
+    method: Annotated[str, typer.Option(help="auto, or one construction, as in certify")] = "auto",
+    effort: Annotated[
+        str, typer.Option(help="how long to search for a smaller rank: fast, balanced, high, max")
+    ] = "balanced",
+    seed: Annotated[int, typer.Option(min=0, help="of the search's random starts")] = 0,
+    tau: Annotated[float, typer.Option(help="tolerance of r_tau, the interaction dimension")] = 0.5,
+    every: Annotated[int, typer.Option(min=1, help="take only every N-th head", metavar="N")] = 1,
+    memory: Annotated[float, typer.Option(help="GiB a construction may use, in each process")] = 4.0,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="processes; default: all processors", show_default=False)
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="address of a Dask scheduler whose workers do it instead")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="folder of finished heads: read when there, kept up to date")
+    ] = None,
+    certificates: Annotated[
+        Path | None,
+        typer.Option(help="folder for every certificate; with --resume they are proved again"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="write the table here: .csv, .json or .parquet")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="draw the ranks, layers by heads, here (.png or .svg; needs matplotlib)"),
+    ] = None,
+    example: Annotated[
+        bool, typer.Option("--example", help="use the real heads shipped with the package")
+    ] = False,
+    scale: Scale = None,
+    causal: Causal = None,
+    offset: Offset = None,
+    json_: Json = False,
+) -> None:
+    """Certify every head of a file, in parallel; a table of SVD ranks, certified ranks and dimensions."""
+    if example and inputs:
+        raise typer.BadParameter("give files or --example, not both", param_hint="inputs")
+    if not eps and not example:
+        raise typer.BadParameter("say which tolerances you need", param_hint="--eps")
+    if workers is not None and scheduler is not None:
+        raise typer.BadParameter("give --workers or --scheduler, not both", param_hint="--workers")
+    if example:
+        given = {(0, number): example_head(name) for number, name in enumerate(EXAMPLES)}
+    else:
+        given = read_heads(inputs or [])
+    plain = dict.fromkeys(("scale", "causal", "offset"))
+    given = {
+        place: replace(head, **(plain | _options(head, scale, None, causal, offset)))
+        for place, head in given.items()
+    }
+    from rankcert.survey import refuse_table, survey_heads
+
+    if out is not None:
+        refuse_table(out)
+    if plot is not None:
+        from rankcert.plots import plot_heads, refuse_plot
+
+        refuse_plot(plot)
+    finished = total = 0
+    with _Progress() as progress:
+        bar = progress.stage("certifying heads")
+
+        def count(done: int, of: int) -> None:
+            nonlocal finished, total
+            finished, total = done, of
+            if bar is not None:
+                bar(done, of)
+
+        try:
+            survey = survey_heads(
+                given,
+                eps=eps or [0.1],
+                temperatures=temperature or [1.0],
+                method=method,
+                effort=effort,
+                seed=seed,
+                tau=tau,
+                every=every,
+                memory=_bytes(memory),
+                workers=workers,
+                scheduler=scheduler,
+                resume=resume,
+                certificates=certificates,
+                progress=count,
+            )
+        except KeyboardInterrupt:
+            kept = (
+                "without --resume none is kept"
+                if resume is None
+                else f"the same command goes on from {resume}"
+            )
+            print(f"rankcert: interrupted with {finished} of {total} finished; {kept}", file=sys.stderr)
+            raise typer.Exit(130) from None
+    if out is not None:
+        survey.save(out)
+    if plot is not None:
+        plot_heads(survey, plot)
+    _table("heads", *survey.row_table())
+    _table("summary", *survey.summary_table())
+    groups = survey.summary()
+    proved = sum(group.proved for group in groups)
+    if json_:
+        print(json.dumps(survey.to_dict(), allow_nan=False))
+    else:
+        ratios = " ".join(
+            f"T={group.temperature:g},eps={group.eps:g}:"
+            + ("-" if group.rank_over_svd is None else f"{group.rank_over_svd:.3f}")
+            for group in groups
+        )
+        print(f"PROVED {proved} of {len(survey.rows)}; certified rank / SVD rank {ratios}")
+    raise typer.Exit(0 if proved == len(survey.rows) else 1)
+
+
+@app.command()
 def laws(
     family: Annotated[
         list[str] | None, typer.Option(help="repeatable; default: every family", show_default=False)
@@ -466,9 +601,10 @@ class _Progress:
         self._bar = None
         if sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import Progress
+            from rich.progress import MofNCompleteColumn, Progress
 
-            self._bar = Progress(console=Console(stderr=True), transient=True)
+            columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._bar.start()
         return self
 

@@ -12,11 +12,12 @@ from rankcert.certificates import Certificate
 from rankcert.errors import InvalidInput
 from rankcert.geometry import GeometryReport
 from rankcert.laws import FITTED_FROM, Report
+from rankcert.survey import Survey
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["plot_curve", "plot_laws", "plot_singular_values"]
+__all__ = ["plot_curve", "plot_heads", "plot_laws", "plot_singular_values", "refuse_plot"]
 
 SUFFIXES = (".png", ".svg")
 
@@ -86,12 +87,42 @@ def plot_singular_values(report: GeometryReport, path: str | os.PathLike) -> Non
             axes.legend(fontsize="small")
 
 
+def plot_heads(survey: Survey, path: str | os.PathLike) -> None:
+    """Certified ranks, layers by heads, one panel for each temperature and eps; blank where nothing was proved.
+
+    Writes a PNG or an SVG; errors as in `plot_laws`.
+    """
+    layers, heads = (sorted({getattr(row, name) for row in survey.rows}) for name in ("layer", "head"))
+    temperatures, tolerances = (list(dict.fromkeys(values)) for values in zip(*survey.groups, strict=True))
+    with _figure(path) as figure:
+        figure.set_size_inches(2 + 4 * len(tolerances), 1.5 + 3.5 * len(temperatures))
+        panels = figure.subplots(len(temperatures), len(tolerances), squeeze=False)
+        for axes, (temperature, eps) in zip(panels.flat, survey.groups, strict=True):
+            ranks = np.full((len(layers), len(heads)), np.nan)
+            for row in survey.of(temperature, eps):
+                if row.rank is not None:
+                    ranks[layers.index(row.layer), heads.index(row.head)] = row.rank
+            image = axes.imshow(ranks, aspect="auto", vmin=0)
+            figure.colorbar(image, ax=axes, label="certified rank")
+            axes.set_xticks(range(len(heads)), heads)
+            axes.set_yticks(range(len(layers)), layers)
+            axes.set_xlabel("head")
+            axes.set_ylabel("layer")
+            axes.set_title(f"\u03b5 = {eps:g}, T = {temperature:g}")
+
+
+def refuse_plot(path: Path) -> None:
+    """Refuse what no function here could write: before long work, not after."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise InvalidInput(f"a plot's name must end in {' or '.join(SUFFIXES)}, got {str(path)!r}")
+    _matplotlib()
+
+
 @contextmanager
 def _figure(path: str | os.PathLike) -> Iterator["Figure"]:
     """An empty figure, written to `path` when the block ends well."""
     path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise InvalidInput(f"a plot's name must end in {' or '.join(SUFFIXES)}, got {str(path)!r}")
+    refuse_plot(path)
     matplotlib = _matplotlib()
     from matplotlib.figure import Figure
 

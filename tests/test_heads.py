@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankcert.errors import InvalidInput
-from rankcert.heads import EXAMPLES, Head, example_head, read_arrays, read_head
+from rankcert.heads import EXAMPLES, Head, example_head, read_arrays, read_head, read_heads
 
 Q = np.arange(6.0).reshape(3, 2)
 K = np.arange(8.0).reshape(4, 2) - 3.0
@@ -444,3 +444,83 @@ def test_read_arrays_reads_all_of_them(name):
     np.testing.assert_array_equal(found["left"], Q)
     with pytest.raises(InvalidInput, match=r"^cannot read absent\.npz: No such file or directory$"):
         read_arrays("absent.npz")
+
+
+# All heads of a file
+
+
+@both_formats
+def test_all_heads_in_order(name):
+    write(name, Q=STACK, K=STACK + 1, scale=0.5, causal=True, key_bias=np.arange(4.0))
+    found = read_heads([name])
+    assert list(found) == [(layer, head) for layer in range(2) for head in range(5)]
+    for (layer, head), one in found.items():
+        alone = read_head([name], layer, head)
+        assert np.array_equal(one.q, alone.q) and np.array_equal(one.k, alone.k)
+        assert one.options().keys() == {"scale", "causal", "key_bias"} and one.origin == name
+
+
+def test_fewer_axes_are_one_layer_and_one_head():
+    write("three.npz", Q=STACK[0], K=STACK[1])
+    write("two.npz", Q=Q, K=K)
+    assert list(read_heads(["three.npz"])) == [(0, head) for head in range(5)]
+    ((place, head),) = read_heads(["two.npz"]).items()
+    assert place == (0, 0) and np.array_equal(head.q, Q) and np.array_equal(head.k, K)
+    np.save("q.npy", STACK)
+    np.save("k.npy", STACK)
+    mapped = read_heads(["q.npy", "k.npy"])
+    assert len(mapped) == 10 and isinstance(mapped[1, 4].q, np.memmap)
+
+
+def test_heads_are_views_of_what_was_read():
+    write("heads.npz", Q=STACK, K=STACK)
+    assert all(
+        head.q.base is not None and head.k.base is not None for head in read_heads(["heads.npz"]).values()
+    )
+
+
+@pytest.mark.parametrize(
+    "shape, layers, heads, places",
+    [
+        ((2, 2), [4, 9], None, [(4, 0), (4, 1), (9, 0), (9, 1)]),
+        ((2, 2), None, [5, 3], [(0, 5), (0, 3), (1, 5), (1, 3)]),
+        ((3, 1), [0, 8, 16], [1, 7, 5], [(0, 1), (8, 7), (16, 5)]),
+        ((2, 2), [1, 1], [[0, 1], [2, 3]], [(1, 0), (1, 1), (1, 2), (1, 3)]),
+    ],
+)
+def test_names_of_layers_and_heads(shape, layers, heads, places):
+    names = {"layers": layers, "heads": heads}
+    names = {name: np.array(value) for name, value in names.items() if value is not None}
+    stack = np.arange(shape[0] * shape[1] * 6.0).reshape(*shape, 3, 2)
+    write("heads.npz", Q=stack, K=stack, **names)
+    found = read_heads(["heads.npz"])
+    assert list(found) == places
+    assert np.array_equal([head.q for head in found.values()], stack.reshape(-1, 3, 2))
+
+
+@pytest.mark.parametrize(
+    "arrays, message",
+    [
+        ({"Q": STACK, "K": STACK[:, :1]}, "same leading axes"),
+        ({"Q": STACK, "K": STACK[0]}, "same leading axes"),
+        ({"Q": np.ones(3), "K": np.ones(3)}, "Q of heads.npz must be"),
+        ({"Q": Q, "K": STACK[None]}, "K of heads.npz must be"),
+        ({"Q": STACK[:0], "K": STACK[:0]}, "holds no head"),
+        ({"Q": STACK, "K": STACK, "layers": np.arange(3)}, "layers in heads.npz must be integers"),
+        ({"Q": STACK, "K": STACK, "heads": np.arange(2)}, "heads in heads.npz must be integers"),
+        ({"Q": STACK, "K": STACK, "layers": np.array(["a", "b"])}, "layers in heads.npz must be integers"),
+        ({"Q": STACK, "K": STACK, "layers": np.zeros(2, int)}, "the same name"),
+        ({"Q": STACK}, "one array named K or k"),
+    ],
+)
+def test_files_of_no_heads(arrays, message):
+    write("heads.npz", **arrays)
+    with pytest.raises(InvalidInput, match=message) as caught:
+        read_heads(["heads.npz"])
+    assert "heads.npz" in str(caught.value)
+
+
+def test_all_heads_of_no_file():
+    for paths in ([], ["absent.npz"], ["heads.txt"]):
+        with pytest.raises(InvalidInput):
+            read_heads(paths)

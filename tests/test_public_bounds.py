@@ -195,7 +195,7 @@ def test_bounds_come_from_the_checker():
     assert [violation for violations, _ in found.values() for violation in violations] == []
     looked_at = {where: count for where, (_, count) in found.items()}
     # It did look: at the records, at what fills them, at the error that carries one.
-    for where in ("certificates.py", "certification.py", "geometry.py", "errors.py", "cli.py"):
+    for where in ("certificates.py", "certification.py", "geometry.py", "errors.py", "cli.py", "survey.py"):
         assert looked_at[where] > 0, f"nothing bound-like was found in {where}"
     assert sum(looked_at.values()) >= 15
 
@@ -278,6 +278,8 @@ def test_passing_along_is_no_violation(line):
         ("certificates.py", r"self\.verdict\.bound", "self.verdict.bound / 2"),
         ("certification.py", r"\bclosest\.bound if", "closest.seconds if"),
         ("errors.py", r"self\.bound = bound", "self.bound = 0.0"),
+        ("survey.py", r"else certificate\.bound", "else task.eps"),
+        ("survey.py", r"bound=verdict\.bound", "bound=verdict.eps"),
     ],
 )
 def test_a_change_of_the_real_source_is_found(where, pattern, replacement):

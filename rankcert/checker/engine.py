@@ -20,7 +20,7 @@ from rankcert.checker.errors import InvalidInput, RankcertError
 from rankcert.checker.inputs import Inputs
 from rankcert.checker.kernel import BLOCK, LANES, VARIANTS, default_variant, require_safe_arithmetic
 
-__all__ = ["Engine", "ProductFault", "one_blas_thread", "sweep"]
+__all__ = ["Engine", "ProductFault", "one_blas_thread", "processors", "sweep"]
 
 SPOTS = 1000  # entries of each matrix product that are recomputed by a plain loop, per sweep
 SMALL = 2.0e7  # multiply-adds below which starting threads costs more than it gains
@@ -61,7 +61,7 @@ class Engine:
     @property
     def thread_count(self) -> int:
         """How many threads `threads` means on this machine."""
-        return self.threads or _processors()
+        return self.threads or processors()
 
     def describe(self) -> str:
         """One line for the verdict: what has to be trusted beyond the checker's source."""
@@ -138,7 +138,8 @@ def _without_zero_columns(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarr
     return np.ascontiguousarray(left[:, useful]), np.ascontiguousarray(right[:, useful])
 
 
-def _processors() -> int:
+def processors() -> int:
+    """How many processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
