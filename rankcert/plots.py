@@ -58,8 +58,8 @@ def plot_curve(curve: Sequence[Certificate], path: str | os.PathLike) -> None:
     """
     with _figure(path) as figure:
         axes = figure.add_subplot(xscale="log")
-        bounds = [certificate.bound for certificate in curve]
-        axes.step(bounds, [certificate.rank for certificate in curve], "o-", where="pre", markersize=4)
+        proved = [certificate.bound for certificate in curve]
+        axes.step(proved, [certificate.rank for certificate in curve], "o-", where="pre", markersize=4)
         axes.set_xlabel("proved bound on the worst row's l1 error")
         axes.set_ylabel("rank")
         n, m = (curve[0].left.shape[0], curve[0].right.shape[0]) if curve else (0, 0)

@@ -416,8 +416,13 @@ def test_killed_20_times_and_resumed_the_table_is_the_same(tmp_path):
         out = tmp_path / "resumed.csv"
         run = command(*options, "--resume", folders[-1], "--out", out)
         process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        # every other kill comes at any moment; the rest, at any moment after a new row, since starting takes longest
+        rows = len(list(folders[-1].glob("*.json")))
+        pause, awaited = moments.uniform(0.0, lasts if kills % 2 else 0.2), 0 if kills % 2 else rows + 1
+        while process.poll() is None and len(list(folders[-1].glob("*.json"))) < awaited:
+            time.sleep(0.001)
         try:
-            process.wait(moments.uniform(0.0, lasts))
+            process.wait(pause)
         except subprocess.TimeoutExpired:
             process.kill()
             kills += 1
