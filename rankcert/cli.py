@@ -77,7 +77,7 @@ def certify(
         str,
         typer.Option(
             help="auto, or one construction: exact, taylor, minimax, anisotropic, chebyshev, harmonic, cells, "
-            "compose, pivots, recompress, svd"
+            "compose, pivots, recompress, subspace, svd"
         ),
     ] = "auto",
     out: Annotated[

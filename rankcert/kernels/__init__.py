@@ -3,7 +3,9 @@
     table.py        counting monomials and the order they are written in (no loops worth compiling)
     monomials.py    Numba: rows of monomial features
     rowspread.py    Numba: row extremes of a matrix while rank-one terms are taken off it
-    reference.py    the same two functions in plain NumPy, same signatures, same results bit for bit
+    streaming.py    Numba: row errors, and pulls towards l1 balls, of one tile of P
+    reference.py    the same functions in plain NumPy, same signatures; of monomials and rowspread bit for bit the same
 
-Numba is loaded by importing `monomials` or `rowspread` and by nothing else. Nothing here is trusted by a verdict.
+Numba is loaded by importing `monomials`, `rowspread` or `streaming` and by nothing else. Nothing here is trusted by
+a verdict.
 """
