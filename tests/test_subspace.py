@@ -281,6 +281,19 @@ def test_split_is_its_twin_and_the_state_is_a_byte(seed, dtype, radius):
         assert one == pytest.approx(two, abs=slack)
 
 
+@given(seeds, st.sampled_from([np.float32, np.float64]))
+def test_trace_is_its_twin(seed, dtype):
+    tile, _, counts = draw_tile(seed, dtype)
+    rng = np.random.default_rng(seed)
+    rank = int(rng.integers(1, 5))
+    left = rng.normal(size=(counts.size, rank)).astype(dtype)
+    right = rng.normal(size=(rank, tile.shape[1])).astype(dtype)
+    one, two = np.empty(rank, dtype), np.empty(rank, dtype)
+    streaming.trace_ranks(tile.copy(), left, right, counts, one)
+    reference.trace_ranks(tile.copy(), left, right, counts, two)
+    assert one == pytest.approx(two, rel=1e-4)
+
+
 @given(seeds)
 def test_balance_keeps_the_product(seed):
     rng = np.random.default_rng(seed)

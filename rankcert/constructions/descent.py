@@ -1,4 +1,4 @@
-"""Smaller ranks for factors that are within eps already, in passes over row tiles (CONSTRUCTIONS.md, C11)."""
+"""Smaller ranks for factors that are within eps already, in passes over row tiles (CONSTRUCTIONS.md, C12)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -181,7 +181,7 @@ class _Finder:
             width = min(self.basis.shape[1], int(ROOM[0] * guess) + ROOM[1])
             errors = self._refine(guess, width)
             left, right = self._project(self._weights(errors))
-            rank, error = self._search(left, right, np.argsort(errors)[-WATCHED:])
+            rank, error = self._search(left, right, np.argsort(errors)[-WATCHED:], guess // 2 + 1)
             if error <= tiles.target or self.basis.shape[1] == self.widest:
                 break
         if error > tiles.target and self.widest == min(tiles.n, tiles.m):
@@ -280,23 +280,31 @@ class _Finder:
         rotation = _leading(sum(grams)).astype(tiles.dtype)
         return left @ rotation, basis @ rotation
 
-    def _search(self, left: np.ndarray, right: np.ndarray, watched: np.ndarray) -> tuple[int, float]:
-        """The first rank that all rows pass, by bisection on those that are hardest, and its error."""
+    def _search(
+        self, left: np.ndarray, right: np.ndarray, watched: np.ndarray, rank: int
+    ) -> tuple[int, float]:
+        """The first rank >= `rank` that all rows pass (all columns if none is), and its error."""
+        from rankcert.kernels.streaming import trace_ranks
+
         tiles, full = self.tiles, left.shape[1]
-        rank = 0
+        across = np.ascontiguousarray(right.T)
         watched = np.sort(watched)
-        # Invariant: some watched row has refused every rank tried below `rank`.
+        # Invariant: every rank from the first to below `rank` is refused by some row.
         while True:
-            tile = tiles.rows(watched)
-            rank = _first(tile, tiles.counts[watched], left[watched], right, rank, tiles.target)
+            rest = tiles.rows(watched)
+            rest -= left[watched, : rank - 1] @ across[: rank - 1, : rest.shape[1]]
+            worst = np.empty(full - rank + 1, tiles.dtype)
+            trace_ranks(rest, left[watched, rank - 1 :], across[rank - 1 :], tiles.counts[watched], worst)
+            passed = np.flatnonzero(worst <= tiles.target)
+            rank = rank + int(passed[0]) if passed.size else full
             errors = self._row_errors(left[:, :rank], right[:, :rank])
             error = float(errors.max())
-            worst = np.argsort(errors)[-WATCHED:]
-            worst = worst[errors[worst] > tiles.target]
-            self.sample = np.union1d(self.sample, worst[-SAMPLE // 4 :])
+            hard = np.argsort(errors)[-WATCHED:]
+            hard = hard[errors[hard] > tiles.target]
+            self.sample = np.union1d(self.sample, hard[-SAMPLE // 4 :])
             if error <= tiles.target or rank == full:
                 return rank, error
-            watched = np.union1d(watched, worst)
+            watched = np.union1d(watched, hard)
 
     def _row_errors(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         tiles = self.tiles

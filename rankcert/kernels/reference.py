@@ -3,7 +3,7 @@ that those of `streaming` add in any order and find thresholds by Newton's metho
 
 import numpy as np
 
-__all__ = ["find_extremes", "measure_rows", "pull_rows", "split_rows", "write_features"]
+__all__ = ["find_extremes", "measure_rows", "pull_rows", "split_rows", "trace_ranks", "write_features"]
 
 
 def write_features(points: np.ndarray, runs: np.ndarray, factor: np.ndarray, out: np.ndarray) -> None:
@@ -36,6 +36,16 @@ def measure_rows(tile: np.ndarray, product: np.ndarray, counts: np.ndarray, erro
     """See `rankcert.kernels.streaming.measure_rows`."""
     for i, count in enumerate(counts):
         errors[i] = np.abs(tile[i, :count] - product[i, :count]).sum()
+
+
+def trace_ranks(
+    rest: np.ndarray, left: np.ndarray, right: np.ndarray, counts: np.ndarray, worst: np.ndarray
+) -> None:
+    """See `rankcert.kernels.streaming.trace_ranks`."""
+    seen = np.arange(rest.shape[1]) < counts[:, None]
+    for t in range(right.shape[0]):
+        rest -= left[:, t, None] * right[t]
+        worst[t] = np.abs(rest).sum(axis=1, where=seen).max()
 
 
 def _threshold(row: np.ndarray, radius: float) -> float:

@@ -7,7 +7,7 @@ beyond them is read as nothing and written as zero. Twins in `rankcert.kernels.r
 import numpy as np
 from numba import njit
 
-__all__ = ["measure_rows", "pull_rows", "split_rows"]
+__all__ = ["measure_rows", "pull_rows", "split_rows", "trace_ranks"]
 
 # Sums may be taken in any order (so they vectorise); infinities and NaN keep their meaning, and no exp is near.
 _REORDER = {"reassoc", "nsz", "contract", "arcp"}
@@ -26,8 +26,27 @@ def measure_rows(tile: np.ndarray, product: np.ndarray, counts: np.ndarray, erro
 
 
 @njit(cache=True, nogil=True, fastmath=_REORDER)
+def trace_ranks(
+    rest: np.ndarray, left: np.ndarray, right: np.ndarray, counts: np.ndarray, worst: np.ndarray
+) -> None:
+    """worst[t] = the largest row error of `rest`, used up, less the first t + 1 products left[:, s] right[s]."""
+    worst[:] = rest.dtype.type(0)
+    for i in range(rest.shape[0]):
+        row = rest[i, : counts[i]]
+        # Invariant: before turn t, `row` lacks the products before t.
+        for t in range(right.shape[0]):
+            factor, key = left[i, t], right[t, : counts[i]]
+            total = rest.dtype.type(0)
+            for j in range(row.size):
+                value = row[j] - factor * key[j]
+                row[j] = value
+                total += abs(value)
+            worst[t] = total if total > worst[t] else worst[t]
+
+
+@njit(cache=True, nogil=True, fastmath=_REORDER)
 def _threshold(row: np.ndarray, start, radius):
-    """theta >= 0 with sum_j max(|row_j| - theta, 0) = radius (to a few thousandths); 0 if it is less for theta = 0."""
+    """theta >= 0 with sum_j max(|row_j| - theta, 0) = radius to a thousandth, for a row whose l1 norm is larger."""
     zero = row.dtype.type(0)
     slack = row.dtype.type(1e-3) * radius
     theta = start
@@ -38,15 +57,10 @@ def _threshold(row: np.ndarray, start, radius):
             over = abs(row[j]) - theta
             total += max(over, zero)
             count += np.int32(over > zero)
-        if count == 0:
-            if theta == zero:
-                break
-            theta = zero
-            continue
-        step = (total - radius) / row.dtype.type(count)
-        theta = theta + step if theta + step > zero else zero
-        if abs(total - radius) <= slack or (theta == zero and step <= zero):
+        if abs(total - radius) <= slack:
             break
+        theta += (total - radius) / row.dtype.type(count) if count else -theta
+        theta = theta if theta > zero else zero
     return theta
 
 
