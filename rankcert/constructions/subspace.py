@@ -181,7 +181,7 @@ class _Finder:
             width = min(self.basis.shape[1], int(ROOM[0] * guess) + ROOM[1])
             errors = self._refine(guess, width)
             left, right = self._project(self._weights(errors))
-            rank, error = self._search(left, right, np.argsort(errors)[-WATCHED:], guess // 2 + 1)
+            rank, error = self._search(left, right, np.argsort(errors)[-WATCHED:])
             if error <= tiles.target or self.basis.shape[1] == self.widest:
                 break
         if error > tiles.target and self.widest == min(tiles.n, tiles.m):
@@ -209,7 +209,7 @@ class _Finder:
             wide = error > 2 * self.tiles.target
         self._sort()
         left = watched @ self.basis[: watched.shape[1]]
-        return _first(watched, counts, left, self.basis, 0, self.tiles.target)
+        return _first(watched, counts, left, np.ascontiguousarray(self.basis.T), 1, self.tiles.target)
 
     def _widen(self, width: int) -> None:
         """Add P^T P G to the sketch, G Gaussian less what the basis has of it."""
@@ -280,23 +280,15 @@ class _Finder:
         rotation = _leading(sum(grams)).astype(tiles.dtype)
         return left @ rotation, basis @ rotation
 
-    def _search(
-        self, left: np.ndarray, right: np.ndarray, watched: np.ndarray, rank: int
-    ) -> tuple[int, float]:
-        """The first rank >= `rank` that all rows pass (all columns if none is), and its error."""
-        from rankcert.kernels.streaming import trace_ranks
-
+    def _search(self, left: np.ndarray, right: np.ndarray, watched: np.ndarray) -> tuple[int, float]:
+        """The first rank that all rows pass (all columns if none is), and its error."""
         tiles, full = self.tiles, left.shape[1]
         across = np.ascontiguousarray(right.T)
-        watched = np.sort(watched)
-        # Invariant: every rank from the first to below `rank` is refused by some row.
+        watched, rank = np.sort(watched), 1
+        # Invariant: every rank below `rank` is refused by some row.
         while True:
-            rest = tiles.rows(watched)
-            rest -= left[watched, : rank - 1] @ across[: rank - 1, : rest.shape[1]]
-            worst = np.empty(full - rank + 1, tiles.dtype)
-            trace_ranks(rest, left[watched, rank - 1 :], across[rank - 1 :], tiles.counts[watched], worst)
-            passed = np.flatnonzero(worst <= tiles.target)
-            rank = rank + int(passed[0]) if passed.size else full
+            tile = tiles.rows(watched)
+            rank = _first(tile, tiles.counts[watched], left[watched], across, rank, tiles.target)
             errors = self._row_errors(left[:, :rank], right[:, :rank])
             error = float(errors.max())
             hard = np.argsort(errors)[-WATCHED:]
@@ -352,15 +344,16 @@ def _errors(
 
 
 def _first(
-    tile: np.ndarray, counts: np.ndarray, left: np.ndarray, right: np.ndarray, low: int, target: float
+    tile: np.ndarray, counts: np.ndarray, left: np.ndarray, right: np.ndarray, rank: int, target: float
 ) -> int:
-    """The first rank >= low at which all rows of the tile are within the target, if errors fell with the rank."""
-    high = right.shape[1]
-    # Invariant: ranks below `low` fail, `high` passes or is all there is.
-    while low < high:
-        middle = (low + high) // 2
-        if _errors(tile, counts, left[:, :middle], right[:, :middle]).max() <= target:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    """The first rank >= `rank` at which all rows of the tile, used up, are within the target; all if there is none.
+
+    Errors need not fall with the rank, under a causal mask least of all: so every rank is looked at, right (r, m).
+    """
+    from rankcert.kernels.streaming import trace_ranks
+
+    tile -= left[:, : rank - 1] @ right[: rank - 1, : tile.shape[1]]
+    worst = np.empty(right.shape[0] - rank + 1, tile.dtype)
+    trace_ranks(tile, left[:, rank - 1 :], right[rank - 1 :], counts, worst)
+    passed = np.flatnonzero(worst <= target)
+    return rank + int(passed[0]) if passed.size else right.shape[0]
