@@ -78,7 +78,7 @@ def certify(
         str,
         typer.Option(
             help="auto, or one construction: exact, taylor, minimax, anisotropic, chebyshev, harmonic, cells, "
-            "compose, pivots, splitting, recompress, svd"
+            "compose, pivots, splitting, recompress, subspace, svd"
         ),
     ] = "auto",
     out: Annotated[

@@ -1,6 +1,5 @@
 """The search: its two projections, its descent, its causal fit, and what certify makes of it."""
 
-
 import numpy as np
 import pytest
 from generated import Head, build, heads, is_proved
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 
 from rankcert import best_eps, certify, rank_curve
 from rankcert.constructions import METHODS, splitting
+from rankcert.constructions.prefixes import fit_prefixes
 from rankcert.constructions.svd import TruncatedSVD
 from rankcert.errors import CannotCertify, InvalidInput
 from rankcert.heads import EXAMPLES, example_head
@@ -82,10 +82,13 @@ def test_prefix_fit_agrees_with_its_plain_twin(n, m, r, height, seed):
     rng = np.random.default_rng(seed)
     basis, rhs, previous = (rng.normal(size=(rows, r)) for rows in (m, n, n))
     counts = np.sort(rng.integers(0, m + 1, n))
-    one, other = np.empty((n, r)), np.empty((n, r))
-    prefix.solve_prefixes(basis, counts, rhs, previous, 0.01, one, height)
-    reference.solve_prefixes(basis, counts, rhs, previous, 0.01, other, height)
-    np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-8)
+    results = []
+    for module in (prefix, reference):
+        gram, out = basis[: counts[0]].T @ basis[: counts[0]], np.empty((n, r))
+        module.solve_prefixes(basis, counts, rhs, previous, 0.01, gram, out, height)
+        results.append((out, np.tril(gram)))
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-8)
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 3), seeds)
@@ -94,8 +97,7 @@ def test_prefix_fit_is_the_argmin(n, m, r, seed):
     basis, previous, data = rng.normal(size=(m, r)), rng.normal(size=(n, r)), rng.normal(size=(n, m))
     counts = np.sort(rng.integers(0, m + 1, n))
     seen = np.arange(m) < counts[:, None]
-    out = np.empty((n, r))
-    prefix.solve_prefixes(basis, counts, np.where(seen, data, 0.0) @ basis, previous, 0.5, out, 4)
+    out = fit_prefixes(basis, counts, np.where(seen, data, 0.0) @ basis, previous, 0.5)
     for i in range(n):
         rows = np.vstack([basis[seen[i]], np.sqrt(0.5) * np.eye(r)])
         wanted = np.concatenate([data[i, seen[i]], np.sqrt(0.5) * previous[i]])
@@ -249,7 +251,9 @@ def test_best_eps_is_proved_and_no_worse_than_the_svd(head, rank):
     certificate = best_eps(head.q, head.k, rank=rank, effort="fast", **head.options)
     assert certificate.rank <= rank and certificate.bound <= certificate.eps
     assert certificate.eps == pytest.approx(certificate.bound, rel=2e-9)
-    assert head.error(certificate.left, certificate.right) <= certificate.bound + 1e-14  # rounding of the oracle
+    assert (
+        head.error(certificate.left, certificate.right) <= certificate.bound + 1e-14
+    )  # rounding of the oracle
     u, values, vt = np.linalg.svd(np.where(head.counted, head.attention, 0.0), full_matrices=False)
     svd = head.error(u[:, :rank] * values[:rank], vt[:rank].T)
     assert certificate.bound <= max(min(svd, 1.0) * (1 + 1e-9), 1e-10)

@@ -20,7 +20,7 @@ from rankcert.checker.errors import InvalidInput, RankcertError
 from rankcert.checker.inputs import Inputs
 from rankcert.checker.kernel import BLOCK, LANES, VARIANTS, default_variant, require_safe_arithmetic
 
-__all__ = ["Engine", "ProductFault", "one_blas_thread", "processors", "sweep"]
+__all__ = ["Engine", "ProductFault", "blas_threads", "processors", "sweep"]
 
 SPOTS = 1000  # entries of each matrix product that are recomputed by a plain loop, per sweep
 SMALL = 2.0e7  # multiply-adds below which starting threads costs more than it gains
@@ -74,9 +74,9 @@ def _controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def one_blas_thread():
-    """A context in which BLAS uses one thread, for work that is spread over threads already."""
-    return _controller().limit(limits=1, user_api="blas")
+def blas_threads(count: int):
+    """A context in which BLAS uses that many threads; 1 for work that is spread over threads already."""
+    return _controller().limit(limits=count, user_api="blas")
 
 
 def sweep(
@@ -122,7 +122,7 @@ def sweep(
         return rows.stop
 
     with ExitStack() as stack:
-        stack.enter_context(one_blas_thread())
+        stack.enter_context(blas_threads(1))
         run = map if threads == 1 else stack.enter_context(ThreadPoolExecutor(threads)).map
         for done in run(work, tiles):  # in order; an exception or Ctrl-C cancels the tiles not yet begun
             if engine.progress is not None:

@@ -12,10 +12,12 @@
     pivots.py       a Gaussian kernel and few of its columns; also for millions of tokens
     splitting.py    the search for the smallest rank
     states.py       what it holds, with and without a causal mask
+    subspace.py     heads too large for a dense decomposition: P by tiles, passes, and no n x m array
     svd.py          the truncated singular value decomposition, the baseline
     compose.py      exact keys and rows, and any other construction for the rest
     recompress.py   any other construction, made thinner
     levels.py       the coordinates in which several of them work
+    tiles.py, descent.py, prefixes.py   what subspace.py stands on: P by tiles, smaller ranks, fits under a mask
 
 Each cites the lemma of docs/THEORY.md or docs/CONSTRUCTIONS.md behind it. None is trusted: the checker looks at the
 factors only.
@@ -32,6 +34,7 @@ from rankcert.constructions.minimax import Minimax
 from rankcert.constructions.pivots import Pivots
 from rankcert.constructions.recompress import Recompress
 from rankcert.constructions.splitting import Splitting
+from rankcert.constructions.subspace import Subspace
 from rankcert.constructions.svd import TruncatedSVD
 from rankcert.constructions.taylor import Taylor
 
@@ -52,6 +55,7 @@ METHODS: dict[str, Construction] = {
         _PIVOTS,
         Splitting(),
         Recompress((*_COUNTED, _COMPOSE), (_PIVOTS, _SVD)),
+        Subspace(),
         _SVD,
     )
 }

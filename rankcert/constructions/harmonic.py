@@ -20,7 +20,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 from scipy.special import betainc, betaln, gammaln, ive, roots_chebyt, roots_gegenbauer
 
-from rankcert.checker.engine import one_blas_thread
+from rankcert.checker.engine import blas_threads
 from rankcert.constructions.base import Construction, Factorization, Plan, refuse_memory, refuse_rounding
 from rankcert.geometry import once_per_problem, visible
 from rankcert.problem import AttentionProblem
@@ -463,7 +463,7 @@ def _zonal_errors(
         for start in starts:
             measure(start)
     else:
-        with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
+        with blas_threads(1), ThreadPoolExecutor(threads) as pool:
             list(pool.map(measure, starts))
     return errors
 

@@ -198,7 +198,7 @@ def _first_share(eps: float, dense: Dense) -> float:
 
 
 def _count_peaks(dense: Dense, eps: float) -> int:
-    """Keys on which some row puts more than (1 + eps) / 2: no smaller rank is within eps (CONSTRUCTIONS.md, C12)."""
+    """Keys on which some row puts more than (1 + eps) / 2: no smaller rank is within eps (CONSTRUCTIONS.md, C11)."""
     if dense.allowed is not None:
         return 0  # disallowed entries are free, and the argument needs whole rows
     peaked = dense.attention.max(axis=1) > (1.0 + eps) / 2.0

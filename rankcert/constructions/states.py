@@ -13,7 +13,8 @@ from contextlib import contextmanager
 import numpy as np
 from scipy.linalg import get_blas_funcs, get_lapack_funcs
 
-from rankcert.checker.engine import one_blas_thread
+from rankcert.checker.engine import blas_threads
+from rankcert.constructions.prefixes import find_ridge, fit_prefixes
 from rankcert.constructions.svd import Dense
 
 __all__ = ["State", "open_state"]
@@ -22,8 +23,6 @@ METRIC_ROW, METRIC_COLUMN = -0.25, -0.25  # powers of the row's l2 norm and of t
 TILE_ROWS = 256
 SMALL = 2**20  # entries of P up to which one tile and one thread are fastest
 JITTER = 1e-6  # on the diagonal of a Gram matrix of unit columns, in single precision
-RIDGE = 1e-6  # of the proximal term of a causal fit, in units of the mean eigenvalue of the Gram matrix
-HEIGHT = 32  # rows that share one Cholesky factor in a causal fit
 REBALANCE = 10  # causal fits between two rotations of the factors to singular order
 TINY = 1e-30
 
@@ -37,7 +36,7 @@ def open_state(dense: Dense, reach: np.ndarray, dtype: type, threads: int) -> "I
     height = n if n * m <= SMALL else TILE_ROWS
     tiles = [slice(i, min(i + height, n)) for i in range(0, n, height)]
     kind = FullState if dense.allowed is None else PrefixState
-    with one_blas_thread():
+    with blas_threads(1):
         if len(tiles) == 1 or threads == 1:
             yield kind(dense, reach, dtype, lambda work: [work(tile) for tile in tiles])
         else:
@@ -152,11 +151,8 @@ class PrefixState(State):
     shrink, beta = 0.98, 1.5
 
     def __init__(self, dense: Dense, reach: np.ndarray, dtype: type, run: Run):
-        from rankcert.kernels.prefix import solve_prefixes
-
         super().__init__(dense, reach, dtype, run)
         n, m = dense.attention.shape
-        self._solve = solve_prefixes
         # keys in reverse order see prefixes of the rows in reverse order
         self._seen_by = np.ascontiguousarray(n - np.searchsorted(reach, np.arange(m), side="right")[::-1])
         self._age = 0
@@ -176,19 +172,13 @@ class PrefixState(State):
             self._balance()
         right = self.right.astype(self.dtype)
         products = np.concatenate(self._run(lambda rows: self.state[rows] @ right))
-        self.left = self._fit(self.right, self._reach, products, self.left)
+        self.left = fit_prefixes(self.right, self._reach, products, self.left, find_ridge(self.right))
         left = self.left.astype(self.dtype)
         parts = self._run(lambda rows: self.state[rows].T @ left[rows])
         products = np.sum(parts, axis=0)
-        fitted = self._fit(self.left[::-1], self._seen_by, products[::-1], self.right[::-1])
+        ridge = find_ridge(self.left)
+        fitted = fit_prefixes(self.left[::-1], self._seen_by, products[::-1], self.right[::-1], ridge)
         self.right = fitted[::-1]
-
-    def _fit(self, basis, counts, products, previous) -> np.ndarray:
-        arrays = [np.ascontiguousarray(array, np.float64) for array in (basis, products, previous)]
-        out = np.empty_like(arrays[2])
-        ridge = RIDGE * float((arrays[0] ** 2).sum()) / max(1, out.shape[1]) + TINY
-        self._solve(arrays[0], counts, arrays[1], arrays[2], ridge, out, HEIGHT)
-        return out
 
     def _balance(self) -> None:
         """The same product, its factors rotated to singular order and of equal size."""

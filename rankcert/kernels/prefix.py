@@ -16,25 +16,21 @@ def solve_prefixes(
     rhs: np.ndarray,
     previous: np.ndarray,
     rho: float,
+    gram: np.ndarray,
     out: np.ndarray,
     height: int,
 ) -> None:
     """out_i = (sum_{j < counts_i} v_j v_j^T + rho)^-1 (rhs_i + rho previous_i), v_j the rows of `basis`.
 
-    With rhs_i = sum_{j < counts_i} z_ij v_j that is the argmin of sum_{j < counts_i} (z_ij - <a, v_j>)^2
-    + rho |a - previous_i|^2. All float64, C order: basis (m, r), rhs, previous, out (n, r); counts (n,) int64,
-    ascending, at most m; rho > 0. Rows are done `height` at a time: one Cholesky factor R^T R of the Gram matrix G of
-    the keys all of them see; with X = R^-T W for the keys only some of them see, (G + W W^T)^-1 is
-    R^-1 (1 - X (1 + X^T X)^-1 X^T) R^-T, and the Cholesky factors of the leading blocks of 1 + X^T X are the leading
-    blocks of its factor: one factor serves every row. O(n r (r + height)). Shapes are not checked.
+    All float64, C order: basis (m, r), rhs, previous, out (n, r); counts (n,) int64, ascending, at most m; rho > 0.
+    gram (r, r), of which only the lower triangle is used: sum_{j < counts_0} v_j v_j^T, replaced by the sum over
+    j < counts_(n-1). Rows are done `height` at a time, with one Cholesky factorization of the Gram matrix of the keys
+    that all of them see and one for the keys that only some of them see: O(n r (r + height)). Shapes are not checked.
     Source: docs/CONSTRUCTIONS.md, C10.
     """
     n, r = rhs.shape
-    gram = np.zeros((r, r))
-    for s in range(r):
-        gram[s, s] = rho
     factor = np.empty((r, r))
-    seen = 0
+    seen = counts[0] if n else 0
     start = 0
     while start < n:
         # a block ends after `height` rows or before more than `height` keys that only some of its rows see
@@ -43,10 +39,12 @@ def solve_prefixes(
         while stop < n and stop - start < height and counts[stop] - first <= height:
             stop += 1
         extra = counts[stop - 1] - first
-        # Invariant: gram = rho + sum over the first `seen` keys
+        # Invariant: out[:start] is done, and gram is the sum over the first `seen` keys, seen <= first
         _add_gram(gram, basis[seen:first])
         seen = first
         factor[:] = gram
+        for s in range(r):
+            factor[s, s] += rho
         _cholesky(factor)
         y = np.empty((r, stop - start))
         for i in range(start, stop):
@@ -77,6 +75,8 @@ def solve_prefixes(
             for s in range(r):
                 out[i, s] = y[s, i - start]
         start = stop
+    if n:
+        _add_gram(gram, basis[seen : counts[n - 1]])
 
 
 @njit(cache=True, nogil=True, fastmath=REORDERED)
