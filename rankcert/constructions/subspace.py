@@ -25,10 +25,10 @@ SPREAD = 0.1  # of the typical row error, added to each before it becomes a weig
 WIDE = 0.25  # eps from which the first aim is lower
 AIMS = {  # first rank tried, as a share of the start's: (not causal, causal) below and from eps = WIDE
     False: (0.8, 0.35),
-    True: (0.6, 0.2),
+    True: (0.65, 0.2),
 }
 BUDGETS = {
-    "balanced": Budget(30, 25, 15),
+    "balanced": Budget(40, 25, 15),
     "high": Budget(120, 60, 25),
     "max": Budget(600, 300, 100),
 }
