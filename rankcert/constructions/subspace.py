@@ -25,10 +25,10 @@ SPREAD = 0.1  # of the typical row error, added to each before it becomes a weig
 WIDE = 0.25  # eps from which the first aim is lower
 AIMS = {  # first rank tried, as a share of the start's: (not causal, causal) below and from eps = WIDE
     False: (0.8, 0.35),
-    True: (0.6, 0.2),
+    True: (0.65, 0.2),
 }
 BUDGETS = {
-    "balanced": Budget(30, 25, 15),
+    "balanced": Budget(40, 25, 15),
     "high": Budget(120, 60, 25),
     "max": Budget(600, 300, 100),
 }
@@ -40,7 +40,8 @@ class Subspace(Search):
 
     P is computed again by tiles in every pass and never held: O((n + m) rank) memory. Effort "fast" stops at the
     truncated factorization, of about the rank of the truncated SVD. Others go on, with a splitting whose state is
-    one byte a pair where that fits into memory, and else (or first, under a causal mask) with a weighted polish.
+    one byte a pair where that fits into memory; else, and under a causal mask, where it is slower, with a weighted
+    polish.
     """
 
     name = "subspace"
@@ -63,12 +64,12 @@ class Subspace(Search):
             "start_rank": start.rank,
             "start_passes": start.passes,
         }
-        factors = Factors(start.left, start.right)
+        factors, feasible = Factors(start.left, start.right), start.error <= tiles.target
         del start
         descent, interrupted = None, False
-        if self.effort != "fast" and details["start_rank"] > 1:
+        if self.effort != "fast" and feasible and factors.rank > 1:
             fits = BYTE * tiles.n * tiles.m + _held(tiles, factors.rank) <= memory
-            one_byte = fits and (not tiles.causal or self.effort != "balanced")
+            one_byte = fits and not tiles.causal
             descent = Descent(tiles, factors, one_byte, BUDGETS[self.effort], self.progress)
             details["state"] = "one byte" if one_byte else "none"
             try:
