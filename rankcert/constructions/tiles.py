@@ -72,11 +72,10 @@ class Tiles:
 
     def buffer(self, name: str, rows: int, columns: int) -> np.ndarray:
         """An array of this thread, with anything in it, which the next call with that name will overwrite."""
-        whole = getattr(self._buffers, name, None)
-        if whole is None:
-            whole = np.empty(self.height * self.m, self.dtype)
-            setattr(self._buffers, name, whole)
-        return whole[: rows * columns].reshape(rows, columns)
+        held = vars(self._buffers)  # of this thread alone
+        if name not in held:
+            held[name] = np.empty(self.height * self.m, self.dtype)
+        return held[name][: rows * columns].reshape(rows, columns)
 
     @staticmethod
     def hide(tile: np.ndarray, counts: np.ndarray) -> None:

@@ -65,10 +65,10 @@ def _threshold(row: np.ndarray, start, radius):
 
 
 @njit(cache=True, nogil=True, fastmath=_REORDER)
-def _clip(row: np.ndarray, bound) -> None:
+def _clip(row: np.ndarray, limit) -> None:
     for j in range(row.size):
-        value = row[j] if row[j] < bound else bound
-        row[j] = value if value > -bound else -bound
+        value = row[j] if row[j] < limit else limit
+        row[j] = value if value > -limit else -limit
 
 
 @njit(cache=True, nogil=True, fastmath=_REORDER)
@@ -94,9 +94,9 @@ def pull_rows(
             gap[j] = seen[j] - near[j]
             total += abs(gap[j])
         errors[i] = total
-        bound = _threshold(gap, theta[i], real(radius)) if total > real(radius) else real(0)
-        theta[i] = bound
-        _clip(gap, bound)
+        limit = _threshold(gap, theta[i], real(radius)) if total > real(radius) else real(0)
+        theta[i] = limit
+        _clip(gap, limit)
         for j in range(gap.size):
             near[j] += real(relax) * gap[j]
         product[i, counts[i] :] = real(0)
@@ -135,9 +135,9 @@ def split_rows(
             gap[j] = seen[j] - real(2) * new[j] + old[j]
             reach += abs(gap[j])
         errors[i] = total
-        bound = _threshold(gap, theta[i], real(radius)) if reach > real(radius) else real(0)
-        theta[i] = bound
-        _clip(gap, bound)
+        limit = _threshold(gap, theta[i], real(radius)) if reach > real(radius) else real(0)
+        theta[i] = limit
+        _clip(gap, limit)
         largest = real(0)
         for j in range(gap.size):
             ahead = old[j] - new[j]
