@@ -20,7 +20,7 @@ Stage = Callable[[str], Progress | None]
 MEMORY = 2**32
 CURVE = (0.8, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)  # tolerances of a curve
 ROOM = 1e-9  # between the bound of a certificate of `best_eps` and its eps
-FIRST = ("exact", "splitting")  # what "auto" tries first: cheap to plan, or a search
+FIRST = ("exact", "splitting", "subspace")  # what "auto" tries first: cheap to plan, or a search
 COVERED = {
     "pivots": "recompress",
     "svd": "recompress",
@@ -330,6 +330,8 @@ class _Attempt:
             return f"its rank is no smaller than the {self.best[1].rank} already proved"
         if self.best[1].rank <= 1:
             return SMALLEST
+        if isinstance(construction, Search) and any(isinstance(METHODS[name], Search) for name in self.built):
+            return "the search that holds P has proved a rank"
         by = COVERED.get(construction.name)
         if by in self.built and (construction.name != "svd" or trivial > CHEAP_SIDE):
             return f"{by} starts from as good an approximation, and was built"

@@ -14,12 +14,14 @@ import numpy as np
 
 from rankcert.constructions.base import Factorization, Plan, Search, refuse_memory, refuse_rounding
 from rankcert.constructions.states import State, open_state
-from rankcert.constructions.svd import LARGEST_SIDE, Dense, decompose, spread
+from rankcert.constructions.subspace import find_subspace
+from rankcert.constructions.svd import Dense, decompose, hold, spread
 from rankcert.problem import AttentionProblem
 
 __all__ = ["Splitting"]
 
-DENSE_ARRAYS = 6  # P, its decomposition, target and state
+HELD_ARRAYS = 6  # of n x m float64 numbers: P, its decomposition, target and state
+LARGEST_DENSE = 1024  # min(n, m) up to which the walk begins at a dense decomposition
 SINGLE = 1e-3  # eps from which on single precision carries the state
 MARGIN, MARGIN_ROUNDING = 1e-5, 5e-7  # relative and absolute: what single precision may add to a row error
 FIRST, FIRST_COARSE = 0.85, 0.65  # first rank tried, in units of the SVD's; from eps = COARSE on
@@ -52,32 +54,43 @@ PATIENCE = {
 class Splitting(Search):
     """Factors of much smaller rank than the truncated singular value decomposition's, where it starts.
 
-    Under a causal mask only allowed pairs are fitted. Works in single precision for eps >= 1e-3, else in double.
+    Under a causal mask only allowed pairs are fitted. Works in single precision for eps >= 1e-3, else in double. Holds
+    P; beyond min(n, m) = 1024 it starts where `subspace` would stop.
     """
 
     name = "splitting"
     lemma = "CONSTRUCTIONS.md, C10"
 
     def plan(self, problem: AttentionProblem, eps: float, *, memory: int) -> Plan:
-        return Plan(None, self.refuse(problem, memory) or refuse_rounding(problem, eps))
+        return Plan(None, self.refuse(problem, memory) or refuse_rounding(problem, eps), state=memory)
 
     def refuse(self, problem: AttentionProblem, memory: int) -> str | None:
         """A refusal if the head is too large for this search, else None."""
         n, m = problem.n, problem.m
-        if min(n, m) > LARGEST_SIDE:
-            return f"starts from a dense SVD, of which min(n, m) may be {LARGEST_SIDE} at most"
-        return refuse_memory(DENSE_ARRAYS * n * m, memory)
+        if min(n, m) > LARGEST_DENSE and self.effort == "fast":
+            return f"beyond min(n, m) = {LARGEST_DENSE} a fast search holds no n x m array: subspace's"
+        return refuse_memory(HELD_ARRAYS * n * m, memory)
+
+    def _start(self, problem: AttentionProblem, eps: float, memory: int) -> tuple[Dense, int, float]:
+        """P, the truncated decomposition to begin with, its rank and its largest row error."""
+        if min(problem.n, problem.m) <= LARGEST_DENSE:
+            dense = decompose(problem)
+            found = dense.find_rank(eps - problem.rounding_est)
+            return dense, found.rank, found.error
+        start = find_subspace(problem, eps, seed=self.seed, memory=memory)
+        factors = start.left.astype(np.float64), start.right.astype(np.float64)
+        return hold(problem, *factors), start.rank, start.error
 
     def build(self, problem: AttentionProblem, plan: Plan, eps: float) -> Factorization:
-        dense, target = decompose(problem), eps - problem.rounding_est
-        start = dense.find_rank(target)
+        target = eps - problem.rounding_est
+        dense, start, error = self._start(problem, eps, plan.state)
         floor = max(1, _count_peaks(dense, eps))
         search = _Walk(self, dense)
-        if start.rank > floor:
+        if start > floor:
             with _state(problem, dense, target) as state, search.until_interrupted():
-                search.lower_rank(state, target, start.rank, floor)
-        left, right, error = search.best(target) or (*dense.truncate(start.rank), start.error)
-        return self._pack(problem, search, left, right, error, {"start_rank": start.rank})
+                search.lower_rank(state, target, start, floor)
+        left, right, error = search.best(target) or (*dense.truncate(start), error)
+        return self._pack(problem, search, left, right, error, {"start_rank": start})
 
     def find_eps(self, problem: AttentionProblem, rank: int) -> Factorization:
         """Factors of a given rank >= 1 whose worst row error is as small as can be found."""

@@ -9,12 +9,13 @@ from rankcert.constructions.base import Construction, Factorization, Plan, refus
 from rankcert.geometry import once_per_problem
 from rankcert.problem import AttentionProblem
 
-__all__ = ["AttentionRows", "Dense", "Found", "TruncatedSVD", "decompose", "find_rank", "spread"]
+__all__ = ["AttentionRows", "Dense", "Found", "TruncatedSVD", "decompose", "find_rank", "hold", "spread"]
 
 LARGEST_SIDE = 4096
 DENSE_ARRAYS = 6  # P, its copy inside LAPACK, both factors, and room for the search
 WATCHED = 32  # rows added to the watch after each full check
 BLOCK_ENTRIES = 2**21
+HEIGHT = 512  # rows of P made at once
 
 
 class TruncatedSVD(Construction):
@@ -47,8 +48,8 @@ class TruncatedSVD(Construction):
 class Dense(NamedTuple):
     """P on the kept keys and its singular value decomposition: attention = left right^T, right orthonormal.
 
-    attention (n, kept), left (n, k), singular values included, right (kept, k); `kept` are the positions of the kept
-    keys. allowed (n, kept) marks the pairs that count, None if all do.
+    attention (n, kept), left (n, k), singular values included, right (kept, k), perhaps the leading ones only; `kept`
+    are the positions of the kept keys. allowed (n, kept) marks the pairs that count, None if all do.
     """
 
     attention: np.ndarray
@@ -75,15 +76,24 @@ class Dense(NamedTuple):
 @once_per_problem
 def decompose(problem: AttentionProblem) -> Dense:
     """The dense decomposition of P, zeros at pairs that are not allowed, computed once a problem."""
-    x = problem.inputs
-    kept = np.flatnonzero(x.kept_keys)
-    attention = problem.attention_rows(slice(0, problem.n))[:, kept]
+    dense = hold(problem, np.empty((problem.n, 0)), np.empty((problem.m, 0)))
     try:
-        u, values, vt = np.linalg.svd(attention, full_matrices=False)
+        u, values, vt = np.linalg.svd(dense.attention, full_matrices=False)
     except np.linalg.LinAlgError:
         # the divide-and-conquer driver fails now and then where QR iteration does not
-        u, values, vt = scipy.linalg.svd(attention, full_matrices=False, lapack_driver="gesvd")
-    return Dense(attention, u * values, vt.T, kept, kept < x.reach[:, None] if x.causal else None)
+        u, values, vt = scipy.linalg.svd(dense.attention, full_matrices=False, lapack_driver="gesvd")
+    return dense._replace(left=u * values, right=vt.T)
+
+
+def hold(problem: AttentionProblem, left: np.ndarray, right: np.ndarray) -> Dense:
+    """P as it stands, with factors (n, k) and (kept, k) that came from elsewhere: leading ones, in singular order."""
+    x = problem.inputs
+    kept = np.flatnonzero(x.kept_keys)
+    attention = np.empty((problem.n, kept.size))
+    for start in range(0, problem.n, HEIGHT):
+        rows = slice(start, start + HEIGHT)
+        attention[rows] = problem.attention_rows(rows)[:, kept]
+    return Dense(attention, left, right, kept, kept < x.reach[:, None] if x.causal else None)
 
 
 def spread(right: np.ndarray, kept: np.ndarray, m: int) -> np.ndarray:
