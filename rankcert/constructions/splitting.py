@@ -25,10 +25,10 @@ LARGEST_DENSE = 1024  # min(n, m) up to which the walk begins at a dense decompo
 SINGLE = 1e-3  # eps from which on single precision carries the state
 MARGIN, MARGIN_ROUNDING = 1e-5, 5e-7  # relative and absolute: what single precision may add to a row error
 FIRST, FIRST_COARSE = 0.85, 0.65  # first rank tried, in units of the SVD's; from eps = COARSE on
-FIRST_PREFIX, FIRST_PREFIX_COARSE = 0.4, 0.25  # the same under a causal mask
+FIRST_PREFIX, FIRST_PREFIX_COARSE = 0.2, 0.09  # the same under a causal mask
 COARSE = 0.25
 DROPS = ((5, 0.1), (15, 0.05), (40, 0.025))  # (steps it took, share of the rank to drop next); else one
-GROWTH = 1.12  # of the rank after a failure with nothing feasible yet
+GROWTH = 1.25  # of the rank after a failure with nothing feasible yet
 LOWERINGS = ((8, 0.9), (25, 0.96))  # (steps it took, next eps in units of the one reached); else SLOWEST
 SLOWEST = 0.99
 RESOLUTION = 0.002  # of eps at which `find_eps` stops
@@ -45,7 +45,7 @@ class Patience(NamedTuple):
 
 PATIENCE = {
     "fast": Patience(20, 10),
-    "balanced": Patience(65, 28),
+    "balanced": Patience(60, 25),
     "high": Patience(300, 100),
     "max": Patience(1500, 400),
 }
