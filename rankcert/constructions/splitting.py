@@ -46,7 +46,7 @@ class Patience(NamedTuple):
 PATIENCE = {
     "fast": Patience(20, 10),
     "balanced": Patience(60, 25),
-    "high": Patience(300, 100),
+    "high": Patience(360, 120),
     "max": Patience(1500, 400),
 }
 
