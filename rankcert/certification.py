@@ -308,6 +308,9 @@ class _Attempt:
             self._record(construction, factors.rank, started, note)
             return
         verdict = _check(self.problem, factors, self.eps, self.stage)
+        while not verdict and factors.otherwise is not None:
+            factors = factors.otherwise
+            verdict = _check(self.problem, factors, self.eps, self.stage)
         status, note = ("proved", "") if verdict else ("unproved", verdict.reason)
         checking = time.perf_counter() - started - seconds
         self.candidates.append(

@@ -27,7 +27,8 @@ class Factorization:
     """left (n, r) and right (m, r), float64, with left right^T near P on the pairs that count.
 
     `details` say how it came about; `error_est` guesses max_i sum_j |P_ij - (left right^T)_ij|. `interrupted`: the
-    search was stopped by Ctrl-C, and this is what it had.
+    search was stopped by Ctrl-C, and this is what it had. `otherwise`: factors of larger rank, should the checker not
+    agree to these.
     """
 
     left: np.ndarray
@@ -36,6 +37,7 @@ class Factorization:
     details: Mapping[str, int | float | str]
     error_est: float | None = None
     interrupted: bool = False
+    otherwise: "Factorization | None" = None
 
     @property
     def rank(self) -> int:

@@ -64,7 +64,8 @@ class Descent:
     one_byte: T is the state of a Douglas-Rachford splitting, kept as one byte a pair. Else T is the last product,
     pulled towards the ball of radius `target` around P's row, and hard rows gain weight in the fit.
 
-    found: the last two feasible factors of all ranks tried, smallest last; good after an exception too.
+    found: the last two feasible factors of all ranks tried and their worst row errors, smallest rank last; good after
+    an exception too.
     """
 
     tiles: Tiles
@@ -72,7 +73,7 @@ class Descent:
     one_byte: bool
     budget: Budget
     progress: Callable[[int, int], None] | None = None
-    found: list[Factors] = field(default_factory=list)
+    found: list[tuple[Factors, float]] = field(default_factory=list)
     passes: int = 0
 
     def run(self, aim: float) -> None:
@@ -89,7 +90,7 @@ class Descent:
             if self.progress:
                 self.progress(min(done, total), total)
             if worst <= self.tiles.target:
-                self.found = [*self.found[-1:], measured]
+                self.found = [*self.found[-1:], (measured, worst)]
                 if rank == 1:
                     return
                 rank -= _drop(rank, tried)

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 import scipy.linalg
 
-from rankcert.checker import check_rows
 from rankcert.checker.engine import blas_threads
 from rankcert.constructions.base import Factorization, Plan, Search, refuse_memory, refuse_rounding
 from rankcert.constructions.descent import Budget, Descent, Factors, balance
@@ -17,7 +16,7 @@ __all__ = ["Start", "Subspace", "find_subspace"]
 
 FIRST = 64  # columns of the first sketch
 SAMPLE = 256  # rows that say whether a sketch is wide enough
-WATCHED = 256  # rows added to those that a rank is searched on
+WATCHED = 128  # rows added to those that a rank is searched on
 ROOM = 1.15, 8  # columns refined for a rank of b: 1.15 b + 8
 SPREAD = 0.1  # of the typical row error, added to each before it becomes a weight
 
@@ -32,16 +31,17 @@ BUDGETS = {
     "high": Budget(120, 60, 25),
     "max": Budget(600, 300, 100),
 }
+HOLD = 0.1  # of `memory`: P is kept between passes if it needs no more
 BYTE = 1.1  # bytes a pair of the splitting's state
 
 
 class Subspace(Search):
     """The leading right singular subspace of P with adaptive row weights, then smaller ranks from there.
 
-    P is computed again by tiles in every pass and never held: O((n + m) rank) memory. Effort "fast" stops at the
-    truncated factorization, of about the rank of the truncated SVD. Others go on, with a splitting whose state is
-    one byte a pair where that fits into memory; else, and under a causal mask, where it is slower, with a weighted
-    polish.
+    O((n + m) rank) memory: P is computed again by tiles in every pass, unless it is small beside the memory allowed.
+    Effort "fast" stops at the truncated factorization, of about the rank of the truncated SVD. Others go on, with a
+    splitting whose state is one byte a pair where that fits into memory; else, and under a causal mask, where it is
+    slower, with a weighted polish.
     """
 
     name = "subspace"
@@ -65,6 +65,7 @@ class Subspace(Search):
             "start_passes": start.passes,
         }
         factors, feasible = Factors(start.left, start.right), start.error <= tiles.target
+        start_error = float(start.error)
         del start
         descent, interrupted = None, False
         if self.effort != "fast" and feasible and factors.rank > 1:
@@ -78,19 +79,11 @@ class Subspace(Search):
             except KeyboardInterrupt:
                 interrupted = True
             details["passes"] = descent.passes
-        for candidate in [*(descent.found[::-1] if descent else []), factors]:
+        made = None
+        for candidate, error in [(factors, start_error), *(descent.found if descent else [])]:
             left, right = _exact(tiles, candidate)
-            verdict = check_rows(
-                problem.inputs,
-                left,
-                right,
-                eps=eps,
-                log_normaliser=problem.log_normaliser,
-                engine=problem.engine,
-            )
-            if verdict:
-                break
-        return Factorization(left, right, self.name, details, verdict.bound, interrupted)
+            made = Factorization(left, right, self.name, details, error, interrupted, made)
+        return made
 
 
 def _exact(tiles: Tiles, factors: Factors) -> tuple[np.ndarray, np.ndarray]:
@@ -130,10 +123,12 @@ def find_subspace(
 ) -> Start:
     """A truncated factorization of P within eps, of about the rank of the truncated SVD, in O((n + m) rank) memory.
 
-    Threads are those of problem.engine, P is never held.
+    Threads are those of problem.engine. P is held only where it is small beside `memory`.
     """
-    tiles = Tiles(problem, eps)
-    finder = _Finder(tiles, np.random.default_rng(seed), _widest(tiles, memory))
+    held = 8 * problem.n * problem.m  # at most
+    hold = held <= memory * HOLD
+    tiles = Tiles(problem, eps, hold=hold)
+    finder = _Finder(tiles, np.random.default_rng(seed), _widest(tiles, memory - held if hold else memory))
     with blas_threads(tiles.threads):
         return finder.run()
 
@@ -229,8 +224,8 @@ class _Finder:
 
     def _sort(self) -> None:
         """Rotate the basis to the order of the singular values of the sketch."""
-        order = _leading(self.core @ self.core.T)
-        self.basis, self.core = self.basis @ order.astype(self.tiles.dtype), order.T @ self.core
+        order = _leading((self.core @ self.core.T).astype(self.tiles.dtype))
+        self.basis, self.core = self.basis @ order, order.T @ self.core
 
     def _gram_times(self, columns: np.ndarray) -> np.ndarray:
         def visit(rows, tile, total):
@@ -259,7 +254,6 @@ class _Finder:
             accumulate(total, tile, left * self._weights(errors[rows])[:, None] ** 2)
 
         self.basis, self.core = _orthonormal(self._sum(visit, basis.shape))
-        self._sort()
         return errors
 
     def _weights(self, errors: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ __all__ = ["Tiles", "accumulate"]
 HEIGHT = 256  # rows of a tile: matrix products want many, the cache few
 PANEL = 1024  # columns of a product that is added somewhere: its temporary stays in cache
 SMALL = 2**20  # pairs below which starting threads costs more than it gains
+PRODUCT_ROUNDING = 1e-6  # what single precision adds to a row's measured error
 ROUGH = 1e-3  # share of eps that single precision may cost; else everything is float64
 
 Total = TypeVar("Total")
@@ -24,11 +25,13 @@ Total = TypeVar("Total")
 class Tiles:
     """The rows of P over its kept keys, in tiles of `dtype`, with exact zeros at disallowed pairs.
 
+    Tiles are computed when asked for, and with `hold` kept for the next time; nobody may write to them.
+
     kept (m',): the keys some row keeps. counts (n,): how many of them, from the first, row i may see; never
     decreasing. target: what row errors must not exceed so that the checker will agree, single precision included.
     """
 
-    def __init__(self, problem: AttentionProblem, eps: float):
+    def __init__(self, problem: AttentionProblem, eps: float, *, hold: bool = False):
         x = problem.inputs
         self.problem = problem
         self.kept = np.flatnonzero(x.kept_keys)
@@ -43,7 +46,7 @@ class Tiles:
         noise = 2.0**-24 * float((4 * size + 2 * np.abs(shift)).max())
         single = noise <= ROUGH * eps
         self.dtype = np.dtype(np.float32 if single else np.float64)
-        self.target = eps - problem.rounding_est - (noise if single else 0.0)
+        self.target = eps - problem.rounding_est - (noise + PRODUCT_ROUNDING if single else 0.0)
         # bias and normaliser as two more coordinates: the product is the exponent
         self._query = np.empty((self.n, x.d + 2), self.dtype)
         self._query[:, :-2] = x.scale * x.query
@@ -52,6 +55,7 @@ class Tiles:
         with np.errstate(over="ignore"):  # a bias below the range of float32 is one of -inf
             self._key[:-2], self._key[-2], self._key[-1] = key.T, x.key_bias[self.kept], 1.0
         self._buffers = local()
+        self._held: dict[tuple[int, int], np.ndarray] | None = {} if hold else None
         self.threads = problem.engine.thread_count
         if self.n * self.m < SMALL:
             self.threads = 1
@@ -63,11 +67,16 @@ class Tiles:
 
     def rows(self, rows: slice | np.ndarray, name: str = "") -> np.ndarray:
         """P[rows], as far as its last row sees (`rows` ascending); in the thread's buffer of that name, if any."""
+        place = (rows.start, rows.stop) if isinstance(rows, slice) and self._held is not None else None
+        if place is not None and place in self._held:
+            return self._held[place]
         counts = self.counts[rows]
-        tile = self.buffer(name, counts.size, int(counts[-1])) if name else None
+        tile = self.buffer(name, counts.size, int(counts[-1])) if name and place is None else None
         tile = np.matmul(self._query[rows], self._key[:, : counts[-1]], out=tile)
         np.exp(tile, out=tile)
         self.hide(tile, counts)
+        if place is not None:
+            self._held[place] = tile
         return tile
 
     def buffer(self, name: str, rows: int, columns: int) -> np.ndarray:
