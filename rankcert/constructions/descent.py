@@ -128,7 +128,8 @@ class Descent:
         fit = np.empty_like(left)
         basis = right.astype(np.float64) if tiles.causal else right
         ridge = find_ridge(basis)
-        mean = self.errors.mean()
+        mean = max(float(self.errors.mean()), 1e-30)
+        self.weights /= self.weights.max()  # only their ratios count, and they grow by a factor a pass
 
         def begin(start: int) -> _Sums:
             seen = int(tiles.counts[start]) if tiles.causal else 0

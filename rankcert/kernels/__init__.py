@@ -10,3 +10,9 @@
 
 Numba is loaded by importing a compiled one and by nothing else. Nothing here is trusted by a verdict.
 """
+
+__all__ = ["REORDERED"]
+
+# For loops without exponentials whose sums may be taken in any order, so that they vectorise. Infinities and NaN keep
+# their meaning.
+REORDERED = {"reassoc", "nsz", "contract", "arcp"}

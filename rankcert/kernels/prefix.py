@@ -3,10 +3,9 @@
 import numpy as np
 from numba import njit
 
-__all__ = ["solve_prefixes"]
+from rankcert.kernels import REORDERED
 
-# Sums may be reassociated into vector registers: nothing here is trusted, and nothing here is an exponential.
-REORDERED = {"reassoc", "nsz", "contract", "arcp"}
+__all__ = ["solve_prefixes"]
 
 
 @njit(cache=True, nogil=True)

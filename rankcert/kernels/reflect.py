@@ -3,10 +3,10 @@
 import numpy as np
 from numba import njit
 
+from rankcert.kernels import REORDERED
+
 __all__ = ["reflect_rows"]
 
-# Sums may be reassociated into vector registers: nothing here is trusted, and nothing here is an exponential.
-REORDERED = {"reassoc", "nsz", "contract", "arcp"}
 SWEEPS = 12  # of Newton's method for a threshold, at most; warm started it takes one to four
 SETTLED = np.float32(1e-4)  # relative change of a threshold at which it is left
 ZERO = np.float32(0.0)

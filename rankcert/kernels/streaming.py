@@ -7,14 +7,14 @@ beyond them is read as nothing and written as zero. Twins in `rankcert.kernels.r
 import numpy as np
 from numba import njit
 
+from rankcert.kernels import REORDERED
+
 __all__ = ["measure_rows", "pull_rows", "split_rows", "trace_ranks"]
 
-# Sums may be taken in any order (so they vectorise); infinities and NaN keep their meaning, and no exp is near.
-_REORDER = {"reassoc", "nsz", "contract", "arcp"}
 _STEPS = 12  # of Newton's method at most; warm starts need one to four
 
 
-@njit(cache=True, nogil=True, fastmath=_REORDER)
+@njit(cache=True, nogil=True, fastmath=REORDERED)
 def measure_rows(tile: np.ndarray, product: np.ndarray, counts: np.ndarray, errors: np.ndarray) -> None:
     """errors[i] = sum_j |tile - product|_ij."""
     for i in range(tile.shape[0]):
@@ -25,7 +25,7 @@ def measure_rows(tile: np.ndarray, product: np.ndarray, counts: np.ndarray, erro
         errors[i] = total
 
 
-@njit(cache=True, nogil=True, fastmath=_REORDER)
+@njit(cache=True, nogil=True, fastmath=REORDERED)
 def trace_ranks(
     rest: np.ndarray, left: np.ndarray, right: np.ndarray, counts: np.ndarray, worst: np.ndarray
 ) -> None:
@@ -44,7 +44,7 @@ def trace_ranks(
             worst[t] = total if total > worst[t] else worst[t]
 
 
-@njit(cache=True, nogil=True, fastmath=_REORDER)
+@njit(cache=True, nogil=True, fastmath=REORDERED)
 def _threshold(row: np.ndarray, start, radius):
     """theta >= 0 with sum_j max(|row_j| - theta, 0) = radius to a thousandth, for a row whose l1 norm is larger."""
     zero = row.dtype.type(0)
@@ -64,14 +64,14 @@ def _threshold(row: np.ndarray, start, radius):
     return theta
 
 
-@njit(cache=True, nogil=True, fastmath=_REORDER)
+@njit(cache=True, nogil=True, fastmath=REORDERED)
 def _clip(row: np.ndarray, limit) -> None:
     for j in range(row.size):
         value = row[j] if row[j] < limit else limit
         row[j] = value if value > -limit else -limit
 
 
-@njit(cache=True, nogil=True, fastmath=_REORDER)
+@njit(cache=True, nogil=True, fastmath=REORDERED)
 def pull_rows(
     tile: np.ndarray,
     product: np.ndarray,
@@ -102,7 +102,7 @@ def pull_rows(
         product[i, counts[i] :] = real(0)
 
 
-@njit(cache=True, nogil=True, fastmath=_REORDER)
+@njit(cache=True, nogil=True, fastmath=REORDERED)
 def split_rows(
     tile: np.ndarray,
     state: np.ndarray,
