@@ -122,7 +122,7 @@ def best_eps(
     search = METHODS["splitting"].set(effort=effort, seed=seed, progress=stage("splitting"))
     if rank == 0 or problem.n == 0:
         return _zero(problem, 1.0 + ROOM)
-    refusal = search.refuse(problem, memory)
+    refusal = search.refuse_rank(problem, memory)
     if refusal:
         raise CannotCertify(f"no search at a fixed rank: {refusal}")
     started = time.perf_counter()

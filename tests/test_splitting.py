@@ -201,6 +201,9 @@ def test_refusals():
     head = real_head("diffuse", 64)
     assert METHODS["splitting"].plan(head.problem(), 0.1, memory=1000).refusal.startswith("needs")
     assert "below the rounding" in METHODS["splitting"].plan(head.problem(), 1e-14, memory=2**30).refusal
+    long = Head(np.zeros((1025, 1)), np.zeros((1030, 1)), {}).problem()
+    assert "that of subspace" in METHODS["splitting"].set(effort="fast").plan(long, 0.1, memory=2**40).refusal
+    assert METHODS["splitting"].plan(long, 0.1, memory=2**40).refusal is None
     with pytest.raises(InvalidInput, match="effort must be one of fast, balanced, high, max, got 'slow'"):
         certify(head.q, head.k, eps=0.1, effort="slow")
     with pytest.raises(InvalidInput, match="seed must be a nonnegative integer, got -1"):
@@ -275,6 +278,16 @@ def test_best_eps_refuses():
             best_eps(head.q, head.k, rank=rank)
     with pytest.raises(CannotCertify, match="no search at a fixed rank: needs"):
         best_eps(head.q, head.k, rank=3, memory=100)
+    with pytest.raises(CannotCertify, match="min\\(n, m\\) may be 4096 at most"):
+        best_eps(np.zeros((4097, 1)), np.zeros((4097, 1)), rank=3)
+
+
+def test_large_heads_start_from_a_streamed_subspace(monkeypatch):
+    monkeypatch.setattr(splitting, "LARGEST_DENSE", 100)
+    for name in ("diffuse", "causal"):
+        head = real_head(name)
+        problem, _, factors = build(METHODS["splitting"], head, 0.3)
+        assert is_proved(problem, factors, 0.3) and factors.rank < 0.7 * factors.details["start_rank"]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -15,7 +15,7 @@ import numpy as np
 from rankcert.constructions.base import Factorization, Plan, Search, refuse_memory, refuse_rounding
 from rankcert.constructions.states import State, open_state
 from rankcert.constructions.subspace import find_subspace
-from rankcert.constructions.svd import Dense, decompose, hold, spread
+from rankcert.constructions.svd import LARGEST_SIDE, Dense, decompose, hold, spread
 from rankcert.problem import AttentionProblem
 
 __all__ = ["Splitting"]
@@ -62,14 +62,16 @@ class Splitting(Search):
     lemma = "CONSTRUCTIONS.md, C10"
 
     def plan(self, problem: AttentionProblem, eps: float, *, memory: int) -> Plan:
-        return Plan(None, self.refuse(problem, memory) or refuse_rounding(problem, eps), state=memory)
+        if min(problem.n, problem.m) > LARGEST_DENSE and self.effort == "fast":
+            return Plan(None, f"beyond min(n, m) = {LARGEST_DENSE} a fast search is that of subspace")
+        refusal = refuse_memory(HELD_ARRAYS * problem.n * problem.m, memory)
+        return Plan(None, refusal or refuse_rounding(problem, eps), state=memory)
 
-    def refuse(self, problem: AttentionProblem, memory: int) -> str | None:
-        """A refusal if the head is too large for this search, else None."""
-        n, m = problem.n, problem.m
-        if min(n, m) > LARGEST_DENSE and self.effort == "fast":
-            return f"beyond min(n, m) = {LARGEST_DENSE} a fast search holds no n x m array: subspace's"
-        return refuse_memory(HELD_ARRAYS * n * m, memory)
+    def refuse_rank(self, problem: AttentionProblem, memory: int) -> str | None:
+        """A refusal if the head is too large for `find_eps`, else None."""
+        if min(problem.n, problem.m) > LARGEST_SIDE:
+            return f"it starts from a dense SVD, of which min(n, m) may be {LARGEST_SIDE} at most"
+        return refuse_memory(HELD_ARRAYS * problem.n * problem.m, memory)
 
     def _start(self, problem: AttentionProblem, eps: float, memory: int) -> tuple[Dense, int, float]:
         """P, the truncated decomposition to begin with, its rank and its largest row error."""
