@@ -11,6 +11,7 @@ from rankcert.checker.engine import Progress
 from rankcert.constructions import METHODS, Construction, Factorization, Plan
 from rankcert.constructions.base import EFFORTS, Search
 from rankcert.errors import CannotCertify, InvalidInput
+from rankcert.geometry import visible
 from rankcert.problem import AttentionProblem
 
 __all__ = ["best_eps", "certify", "rank_curve"]
@@ -26,6 +27,9 @@ COVERED = {
     "svd": "recompress",
 }  # seldom of smaller rank than what stands on the right
 CHEAP_SIDE = 1024  # min(n, m) up to which a dense decomposition is tried in any case
+COSTLY = ("harmonic", "recompress")  # to plan: seconds, and in many dimensions for nothing
+DIMENSIONS = 8  # visible ones up to which these are tried beside a search
+HOPELESS = f"costly to plan, and behind a search beyond {DIMENSIONS} visible dimensions"
 SEARCHED = "a search has proved a rank that it hardly ever beats; effort='max' tries it all the same"
 SMALLEST = "no smaller rank than the 1 already proved can be within eps < 1"
 
@@ -278,6 +282,10 @@ class _Attempt:
             if self.best is not None and self.best[1].rank <= 1:
                 self._record(construction, None, started, SMALLEST)
                 continue
+            if self.best is not None and construction.name in COSTLY:
+                if visible(self.problem).dimension > DIMENSIONS:
+                    self._record(construction, None, started, HOPELESS)
+                    continue
             planning = self.stage(f"planning {construction.name}")
             if isinstance(construction, Search):
                 construction = construction.set(**self.settings, progress=planning)
