@@ -19,7 +19,7 @@ from rankcert.constructions.svd import Dense
 
 __all__ = ["State", "open_state"]
 
-METRIC_ROW, METRIC_COLUMN = -0.25, -0.25  # powers of the row's l2 norm and of the column's maximum
+ROW_POWER = -0.25  # of a row's l2 norm in the metric
 TILE_ROWS = 256
 SMALL = 2**20  # entries of P up to which one tile and one thread are fastest
 JITTER = 1e-6  # on the diagonal of a Gram matrix of unit columns, in single precision
@@ -30,18 +30,23 @@ Run = Callable[[Callable[[slice], np.ndarray | None]], list]
 
 
 @contextmanager
-def open_state(dense: Dense, reach: np.ndarray, dtype: type, threads: int) -> "Iterator[State]":
-    """A state for one head; `reach` (n,) counts the kept keys each row may see."""
+def open_state(
+    dense: Dense, reach: np.ndarray, metric: tuple[float, float], dtype: type, threads: int
+) -> "Iterator[State]":
+    """A state for one head; `reach` (n,) counts the kept keys each row may see.
+
+    metric: the power of a column's maximum in it, and the share of the usual overstep that is taken.
+    """
     n, m = dense.attention.shape
     height = n if n * m <= SMALL else TILE_ROWS
     tiles = [slice(i, min(i + height, n)) for i in range(0, n, height)]
     kind = FullState if dense.allowed is None else PrefixState
     with blas_threads(1):
         if len(tiles) == 1 or threads == 1:
-            yield kind(dense, reach, dtype, lambda work: [work(tile) for tile in tiles])
+            yield kind(dense, reach, metric, dtype, lambda work: [work(tile) for tile in tiles])
         else:
             with ThreadPoolExecutor(threads) as pool:
-                yield kind(dense, reach, dtype, lambda work: list(pool.map(work, tiles)))
+                yield kind(dense, reach, metric, dtype, lambda work: list(pool.map(work, tiles)))
 
 
 class State(ABC):
@@ -50,13 +55,14 @@ class State(ABC):
     shrink: float  # share of eps that a row's ball gets
     beta: float  # how far past the projections a step goes
 
-    def __init__(self, dense: Dense, reach: np.ndarray, dtype: type, run: Run):
+    def __init__(self, dense: Dense, reach: np.ndarray, metric: tuple[float, float], dtype: type, run: Run):
         from rankcert.kernels.reflect import reflect_rows  # loads numba
 
         attention = dense.attention
         self._reflect, self._run, self.dtype = reflect_rows, run, np.dtype(dtype)
-        row = np.maximum(np.sqrt((attention**2).sum(axis=1)), TINY) ** METRIC_ROW
-        column = np.maximum(attention.max(axis=0), TINY) ** METRIC_COLUMN
+        self._beta = self.beta * metric[1]
+        row = np.maximum(np.sqrt((attention**2).sum(axis=1)), TINY) ** ROW_POWER
+        column = np.maximum(attention.max(axis=0), TINY) ** metric[0]
         self._row, self._column = row / row.mean(), column / column.mean()
         self.target = np.empty(attention.shape, dtype)
         np.multiply(attention, self._row[:, None], out=self.target, casting="same_kind")
@@ -93,7 +99,7 @@ class State(ABC):
                 self._weight,
                 self._reach[rows],
                 radius[rows],
-                self.dtype.type(self.beta),
+                self.dtype.type(self._beta),
                 self._threshold[rows],
                 self._errors[rows],
                 np.empty(right.shape[0], self.dtype),
@@ -150,8 +156,8 @@ class PrefixState(State):
 
     shrink, beta = 0.98, 1.5
 
-    def __init__(self, dense: Dense, reach: np.ndarray, dtype: type, run: Run):
-        super().__init__(dense, reach, dtype, run)
+    def __init__(self, dense: Dense, reach: np.ndarray, metric: tuple[float, float], dtype: type, run: Run):
+        super().__init__(dense, reach, metric, dtype, run)
         n, m = dense.attention.shape
         # keys in reverse order see prefixes of the rows in reverse order
         self._seen_by = np.ascontiguousarray(n - np.searchsorted(reach, np.arange(m), side="right")[::-1])
