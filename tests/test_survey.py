@@ -441,7 +441,7 @@ def test_killed_20_times_and_resumed_the_table_is_the_same(tmp_path):
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
-    path = write_file(tmp_path / "heads.npz", layers=8, heads=8)
+    path = write_file(tmp_path / "heads.npz", layers=16, heads=32)
     folder = tmp_path / "rows"
     run = command(path, "--eps", 0.1, "--workers", 1, "--resume", folder)
     process = subprocess.Popen(
@@ -453,9 +453,9 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and out == ""
     assert err.startswith("rankcert: interrupted with ") and err.count("\n") == 1
-    assert f" of 64 finished; the same command goes on from {folder}" in err
+    assert f" of 512 finished; the same command goes on from {folder}" in err
     kept = len(list(folder.glob("*.json")))
-    assert 2 <= kept < 64 and f"with {kept} of" in err
+    assert 2 <= kept < 512 and f"with {kept} of" in err
 
 
 def test_ctrl_c_does_not_cut_a_worker_short(file, request):
