@@ -444,9 +444,12 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     path = write_file(tmp_path / "heads.npz", layers=16, heads=32)
     folder = tmp_path / "rows"
     run = command(path, "--eps", 0.1, "--workers", 1, "--resume", folder)
+    # started in the background, this process may ignore SIGINT, and a child would inherit that
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
+    signal.signal(signal.SIGINT, before)
     while len(list(folder.glob("*.json"))) < 2 and process.poll() is None:
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to workers too
