@@ -211,15 +211,8 @@ def _certify(
 
 
 def _check(problem: AttentionProblem, factors: Factorization, eps: float | None, stage: Stage) -> Verdict:
-    progress = stage(f"checking {factors.method}")
-    return check_rows(
-        problem.inputs,
-        factors.left,
-        factors.right,
-        eps=eps,
-        log_normaliser=problem.log_normaliser,
-        engine=Engine(threads=problem.engine.threads, progress=progress),
-    )
+    engine = Engine(threads=problem.engine.threads, progress=stage(f"checking {factors.method}"))
+    return problem.check(factors.left, factors.right, eps=eps, engine=engine)
 
 
 def _make(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankcert.checker import Engine, Verdict, check_rows, read_eps
+from rankcert.checker import Engine, Verdict, read_eps
 from rankcert.checker.engine import Progress
 from rankcert.constructions import Factorization
 from rankcert.constructions.exact import Exact
@@ -351,7 +351,7 @@ def _prove(
         if plan.refusal:
             break
         factors = harmonic.build(problem, plan, target)
-        verdict = _check(problem, factors, eps, engine)
+        verdict = problem.check(factors.left, factors.right, eps=eps, engine=engine)
         if verdict:
             return factors, verdict
         target -= 2 * max(verdict.bound - eps, 1e-9 * eps)
@@ -362,19 +362,8 @@ def _prove(
     if plan.refusal or plan.rank > most:
         return None
     factors = exact.build(problem, plan, eps)
-    verdict = _check(problem, factors, eps, engine)
+    verdict = problem.check(factors.left, factors.right, eps=eps, engine=engine)
     return (factors, verdict) if verdict else None
-
-
-def _check(problem: AttentionProblem, factors: Factorization, eps: float, engine: Engine) -> Verdict:
-    return check_rows(
-        problem.inputs,
-        factors.left,
-        factors.right,
-        eps=eps,
-        log_normaliser=problem.log_normaliser,
-        engine=engine,
-    )
 
 
 # ---- points ---------------------------------------------------------------------------------------------------------

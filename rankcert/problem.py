@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankcert.checker import Engine, Inputs, find_log_normalisers, read_inputs
+from rankcert.checker import Engine, Inputs, Verdict, check_rows, find_log_normalisers, read_inputs
 
 __all__ = ["AttentionProblem", "Classes"]
 
@@ -66,6 +66,12 @@ class AttentionProblem:
         logits = x.scale * (x.query[rows] @ x.key.T) + x.key_bias
         hidden = np.arange(self.m) >= x.reach[rows, None]
         return np.exp(np.where(hidden, -np.inf, logits - self.log_normaliser[rows, None]))
+
+    def check(self, left: np.ndarray, right: np.ndarray, *, eps: float | None, engine: Engine) -> Verdict:
+        """The checker's word on factors of P, with the log-normalisers as its hint."""
+        return check_rows(
+            self.inputs, left, right, eps=eps, log_normaliser=self.log_normaliser, engine=engine
+        )
 
     @cached_property
     def rounding_est(self) -> float:

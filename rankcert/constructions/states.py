@@ -74,10 +74,6 @@ class State(ABC):
         self.state = np.empty_like(self.target)
         self.left = self.right = np.empty((0, 0))
 
-    @property
-    def rank(self) -> int:
-        return self.left.shape[1]
-
     def begin(self, left: np.ndarray, right: np.ndarray) -> None:
         """Start afresh from factors of P."""
         self.left, self.right = left * self._row[:, None], right * self._column[:, None]
