@@ -17,7 +17,9 @@ __all__ = ["Start", "Subspace", "find_subspace"]
 FIRST = 64  # columns of the first sketch
 SAMPLE = 256  # rows that say whether a sketch is wide enough
 WATCHED = 128  # rows added to those that a rank is searched on
-ROOM = 1.15, 8  # columns refined for a rank of b: 1.15 b + 8
+ROOM = 1.05, 8  # columns refined for a rank of b: 1.05 b + 8
+INDEPENDENT = 1e-2  # least part of a column, of norm 1, that those before it lack, for Cholesky's method
+EVERY = 4  # keys of which one is looked at for the weights
 SPREAD = 0.1  # of the typical row error, added to each before it becomes a weight
 
 
@@ -225,7 +227,7 @@ class _Finder:
     def _sort(self) -> None:
         """Rotate the basis to the order of the singular values of the sketch."""
         order = _leading((self.core @ self.core.T).astype(self.tiles.dtype))
-        self.basis, self.core = self.basis @ order, order.T @ self.core
+        self.basis = self.basis @ order
 
     def _gram_times(self, columns: np.ndarray) -> np.ndarray:
         def visit(rows, tile, total):
@@ -242,15 +244,18 @@ class _Finder:
 
     def _refine(self, rank: int, width: int) -> np.ndarray:
         """Replace the first `width` columns by a basis of P^T W^2 P times them; W gives weight to rows that `rank` of
-        them fit badly. Returns the errors of the rows at `rank`."""
+        them fit badly. Returns the errors of the rows at `rank`, estimated from one key in EVERY."""
         tiles = self.tiles
         basis = np.ascontiguousarray(self.basis[:, :width])
+        sampled = np.ascontiguousarray(basis[::EVERY, :rank])
         errors = np.empty(tiles.n, tiles.dtype)
 
         def visit(rows, tile, total):
             left = tile @ basis[: tile.shape[1]]
-            product = tiles.buffer("product", *tile.shape)
-            errors[rows] = _errors(tile, tiles.counts[rows], left[:, :rank], basis[:, :rank], product)
+            seen = -(-tiles.counts[rows] // EVERY)
+            errors[rows] = EVERY * _errors(
+                np.ascontiguousarray(tile[:, ::EVERY]), seen, left[:, :rank], sampled
+            )
             accumulate(total, tile, left * self._weights(errors[rows])[:, None] ** 2)
 
         self.basis, self.core = _orthonormal(self._sum(visit, basis.shape))
@@ -318,6 +323,17 @@ class _Finder:
 
 
 def _orthonormal(columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """columns = basis core, by Cholesky where no column nearly depends on those before it: in a third of QR's time."""
+    size = np.sqrt(np.einsum("ij,ij->j", columns, columns, dtype=np.float64))
+    if size.min(initial=np.inf) > 0.0:
+        unit = (columns / size.astype(columns.dtype)).astype(np.float64)
+        core, failed = scipy.linalg.lapack.dpotrf(unit.T @ unit)
+        if not failed and core.diagonal().min(initial=1.0) > INDEPENDENT:
+            core = core * size
+            basis = scipy.linalg.solve_triangular(
+                core.astype(columns.dtype), columns.T, trans="T", check_finite=False
+            )
+            return basis.T, core
     basis, core = scipy.linalg.qr(columns, mode="economic", overwrite_a=True, check_finite=False)
     return basis, core.astype(np.float64)
 
