@@ -13,6 +13,8 @@ from rankcert.checker.claim import Claim, read_claim
 from rankcert.checker.domain import DomainVerdict, check_domain, read_domain, verify_domain
 from rankcert.checker.engine import Engine
 from rankcert.checker.inputs import Inputs, read_inputs
+from rankcert.checker.lower import check_bernstein, check_leakage
+from rankcert.checker.lower_claim import LowerClaim, read_bracket, read_lower
 from rankcert.checker.rows import (
     applied_row_bounds,
     cancellation_upper,
@@ -21,26 +23,33 @@ from rankcert.checker.rows import (
     logit_residual,
     read_eps,
 )
-from rankcert.checker.verdict import Verdict
+from rankcert.checker.verdict import BracketVerdict, LowerVerdict, Verdict
 from rankcert.checker.verification import audit, verify
 
 __all__ = [
+    "BracketVerdict",
     "Claim",
     "DomainVerdict",
     "Engine",
     "Inputs",
+    "LowerClaim",
+    "LowerVerdict",
     "Verdict",
     "applied_row_bounds",
     "audit",
     "cancellation_upper",
+    "check_bernstein",
     "check_domain",
+    "check_leakage",
     "check_rows",
     "find_log_normalisers",
     "logit_residual",
+    "read_bracket",
     "read_claim",
     "read_domain",
     "read_eps",
     "read_inputs",
+    "read_lower",
     "verify",
     "verify_domain",
 ]
