@@ -7,9 +7,9 @@ A large untrusted producer, a small trusted checker, a certificate between them:
 The floors of the package; an import points down, never up, and tests/test_floors.py reads the imports:
 
     7  cli, plots                                   the command line; pictures
-    6  certification, domain, heads, laws, survey   policy: what to try and keep; heads in files; experiments
+    6  certification, brackets, domain, heads, laws, survey   policy: what to try and keep; heads in files; experiments
     5  certificates                                 the record and its writer
-    4  constructions                                one method a file, METHODS
+    4  constructions, lowerbounds                   one method a file, METHODS; one kind of witness a file, WITNESSES
     3  approximants                                 polynomials for exp
     2  geometry, kernels                            visible dimensions; compiled loops and their plain twins
     1  problem, errors                              the one input door
@@ -24,6 +24,8 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _HOME = {
+    "Bracket": "rankcert.brackets",
+    "BracketVerdict": "rankcert.checker",
     "Candidate": "rankcert.certificates",
     "CannotCertify": "rankcert.errors",
     "Certificate": "rankcert.certificates",
@@ -33,20 +35,30 @@ _HOME = {
     "RankcertError": "rankcert.errors",
     "UnsafeArithmetic": "rankcert.errors",
     "DomainCertificate": "rankcert.domain",
+    "LowerBound": "rankcert.brackets",
+    "LowerVerdict": "rankcert.checker",
     "Verdict": "rankcert.checker",
     "audit": "rankcert.checker",
     "best_eps": "rankcert.certification",
+    "bracket": "rankcert.brackets",
+    "bracket_curve": "rankcert.brackets",
     "certify": "rankcert.certification",
     "certify_domain": "rankcert.domain",
     "example_head": "rankcert.heads",
     "geometry_report": "rankcert.geometry",
     "interaction_dimension": "rankcert.geometry",
     "load": "rankcert.certificates",
+    "load_bracket": "rankcert.brackets",
     "load_domain": "rankcert.domain",
+    "load_lower": "rankcert.brackets",
+    "lower_bound": "rankcert.brackets",
+    "lower_curve": "rankcert.brackets",
     "rank_curve": "rankcert.certification",
     "survey_heads": "rankcert.survey",
     "verify": "rankcert.checker",
+    "verify_bracket": "rankcert.checker",
     "verify_domain": "rankcert.checker",
+    "verify_lower": "rankcert.checker",
 }
 
 __all__ = sorted(_HOME)

@@ -1,7 +1,7 @@
 """Policy: which constructions to try, in which order, and which result to keep."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -14,7 +14,19 @@ from rankcert.errors import CannotCertify, InvalidInput
 from rankcert.geometry import visible
 from rankcert.problem import AttentionProblem
 
-__all__ = ["best_eps", "certify", "rank_curve"]
+__all__ = [
+    "CURVE",
+    "MEMORY",
+    "Stage",
+    "best_eps",
+    "certify",
+    "certify_problem",
+    "check_options",
+    "find_curve",
+    "rank_curve",
+    "read_problem",
+    "read_tolerances",
+]
 
 Stage = Callable[[str], Progress | None]
 
@@ -83,10 +95,10 @@ def certify(
     Source: rankcert/checker/PROOFS.md (the bound); docs/THEORY.md (the constructions).
     """
     eps = read_eps(eps)
-    _check_options(method, effort, seed, memory)
+    check_options(method, effort, seed, memory)
     stage = progress or (lambda name: None)
-    problem = _read(q, k, threads, scale=scale, key_bias=key_bias, causal=causal, offset=offset)
-    return _certify(problem, eps, method, {"effort": effort, "seed": seed}, memory, stage)
+    problem = read_problem(q, k, threads, scale=scale, key_bias=key_bias, causal=causal, offset=offset)
+    return certify_problem(problem, eps, method, {"effort": effort, "seed": seed}, memory, stage)
 
 
 def best_eps(
@@ -120,9 +132,9 @@ def best_eps(
     """
     if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or rank < 0:
         raise InvalidInput(f"rank must be a nonnegative integer, got {rank!r}")
-    _check_options("splitting", effort, seed, memory)
+    check_options("splitting", effort, seed, memory)
     stage = progress or (lambda name: None)
-    problem = _read(q, k, threads, scale=scale, key_bias=key_bias, causal=causal, offset=offset)
+    problem = read_problem(q, k, threads, scale=scale, key_bias=key_bias, causal=causal, offset=offset)
     search = METHODS["splitting"].set(effort=effort, seed=seed, progress=stage("splitting"))
     if rank == 0 or problem.n == 0:
         return _zero(problem, 1.0 + ROOM)
@@ -170,14 +182,25 @@ def rank_curve(
     >>> curve[0].rank <= curve[1].rank and curve[0].bound <= 0.5 and curve[1].bound <= 0.2
     True
     """
-    tolerances = sorted({read_eps(value) for value in np.atleast_1d(eps)}, reverse=True)
-    _check_options(method, effort, seed, memory)
+    tolerances = read_tolerances(eps)
+    check_options(method, effort, seed, memory)
     stage = progress or (lambda name: None)
-    problem = _read(q, k, threads, scale=scale, key_bias=key_bias, causal=causal, offset=offset)
-    settings = {"effort": effort, "seed": seed}
+    problem = read_problem(q, k, threads, scale=scale, key_bias=key_bias, causal=causal, offset=offset)
+    return find_curve(problem, tolerances, method, {"effort": effort, "seed": seed}, memory, stage)
+
+
+def find_curve(
+    problem: AttentionProblem,
+    tolerances: Sequence[float],
+    method: str,
+    settings: dict,
+    memory: int,
+    stage: Stage,
+) -> tuple[Certificate, ...]:
+    """`rank_curve` of a problem that was read, at descending tolerances."""
     curve: list[Certificate] = []
     for value in reversed(tolerances):
-        found = _certify(
+        found = certify_problem(
             problem, value, method, settings, memory, lambda name, at=value: stage(f"eps {at:g}: {name}")
         )
         better = not curve or found.rank < curve[-1].rank
@@ -185,9 +208,17 @@ def rank_curve(
     return tuple(reversed(curve))
 
 
-def _check_options(method: str, effort: str, seed: int, memory: int) -> None:
-    if method != "auto" and method not in METHODS:
-        raise InvalidInput(f"method must be 'auto' or one of {', '.join(METHODS)}, got {method!r}")
+def read_tolerances(eps) -> list[float]:
+    """The different tolerances of a curve, the largest first; InvalidInput if one is no positive number."""
+    return sorted({read_eps(value) for value in np.atleast_1d(eps)}, reverse=True)
+
+
+def check_options(
+    method: str, effort: str, seed: int, memory: int, methods: Collection[str] = tuple(METHODS)
+) -> None:
+    """InvalidInput for options without meaning."""
+    if method != "auto" and method not in methods:
+        raise InvalidInput(f"method must be 'auto' or one of {', '.join(methods)}, got {method!r}")
     if effort not in EFFORTS:
         raise InvalidInput(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -196,13 +227,15 @@ def _check_options(method: str, effort: str, seed: int, memory: int) -> None:
         raise InvalidInput(f"memory must be a positive number of bytes, got {memory!r}")
 
 
-def _read(q, k, threads: int | None, **options) -> AttentionProblem:
+def read_problem(q, k, threads: int | None, **options) -> AttentionProblem:
+    """The head, to be checked with that many threads."""
     return AttentionProblem(q, k, engine=Engine(threads=threads), **options)
 
 
-def _certify(
+def certify_problem(
     problem: AttentionProblem, eps: float, method: str, settings: dict, memory: int, stage: Stage
 ) -> Certificate:
+    """`certify` of a problem that was read, with options that were checked; settings: effort and seed."""
     if eps >= 1.0 or problem.n == 0:
         return _zero(problem, eps)
     attempt = _Attempt(problem, eps, memory, stage, settings)

@@ -1,4 +1,4 @@
-"""The command line: `rankcert certify | verify | audit | dimension | heads | laws`.
+"""The command line: `rankcert certify | verify | audit | bracket | dimension | heads | laws`.
 
 The answer goes to stdout, one line, or one JSON object with --json; tables and progress go to stderr.
 Exit status: 0 proved (or measured, for audit without eps), 1 refuted, undecided, or other inputs than the
@@ -175,7 +175,9 @@ def certify(
 
 @app.command()
 def verify(
-    certificate: Annotated[Path, typer.Argument(help="the certificate file", show_default=False)],
+    certificate: Annotated[
+        Path, typer.Argument(help="the file: a certificate, a lower bound or a bracket", show_default=False)
+    ],
     inputs: Inputs = None,
     eps: Annotated[
         float | None, typer.Option(help="the tolerance you rely on; refused if the file's differs")
@@ -194,29 +196,44 @@ def verify(
     threads: Threads = None,
     json_: Json = False,
 ) -> None:
-    """Prove a saved certificate again, from your own copy of the head."""
+    """Prove a saved certificate, lower bound or bracket again, from your own copy of the head."""
     from rankcert import checker
 
     given = _read_head(inputs, example, example_name, layer, head)
     options = _options(given, scale, key_bias, causal, offset)
+    options |= {"eps": eps, "gemm": gemm, "exact": exact, "threads": threads}
     with _Progress() as progress:
+        options["progress"] = progress.stage("verifying")
         try:
-            verdict = checker.verify(
-                certificate,
-                given.q,
-                given.k,
-                eps=eps,
-                gemm=gemm,
-                exact=exact,
-                exact_rows=exact_rows,
-                threads=threads,
-                progress=progress.stage("verifying"),
-                **options,
-            )
+            verdict = _verify(certificate, given, exact_rows, options)
         except OSError as error:
             raise InvalidInput(f"cannot read {certificate}: {error.strerror or error}") from None
-    _print_verdict(verdict, given.origin)
-    _answer(verdict, json_)
+    if isinstance(verdict, checker.Verdict):
+        _print_verdict(verdict, given.origin)
+        _answer(verdict, json_)
+    if isinstance(verdict, checker.BracketVerdict):
+        _print_verdict(verdict.upper, given.origin)
+    _print_lower_verdict(getattr(verdict, "lower", verdict))
+    _answer_lower(verdict, json_)
+
+
+def _verify(path: Path, given: Head, exact_rows: int, options: dict):
+    """The verdict of the one verifier that knows the file's format."""
+    from rankcert import checker
+
+    verifiers = (
+        lambda: checker.verify(path, given.q, given.k, exact_rows=exact_rows, **options),
+        lambda: checker.verify_lower(path, given.q, given.k, **options),
+        lambda: checker.verify_bracket(path, given.q, given.k, **options),
+    )
+    for verifier in verifiers:
+        try:
+            return verifier()
+        except MalformedCertificate as error:
+            if error.reason != "format":
+                raise
+            refused = error
+    raise refused
 
 
 @app.command()
@@ -264,6 +281,118 @@ def audit(
         )
     _print_verdict(verdict, given.origin)
     _answer(verdict, json_)
+
+
+@app.command()
+def bracket(
+    inputs: Inputs = None,
+    eps: Annotated[
+        float | None, typer.Option(help="tolerance on the worst row's l1 error (0.1 with --example)")
+    ] = None,
+    beta: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="repeatable: a bracket at each of these scales of the logits", show_default=False
+        ),
+    ] = None,
+    curve: Annotated[
+        bool, typer.Option("--curve", help="instead of --eps: brackets at tolerances from 0.8 to 0.01")
+    ] = False,
+    method: Annotated[
+        str, typer.Option(help="of the upper end: auto, or one construction, as in certify")
+    ] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="save both proofs here and prove them again from the file")
+    ] = None,
+    effort: Annotated[
+        str, typer.Option(help="how long to search from both sides: fast, balanced, high, max")
+    ] = "balanced",
+    seed: Annotated[int, typer.Option(min=0, help="of the searches' random choices")] = 0,
+    memory: Annotated[float, typer.Option(help="GiB a search may use")] = 4.0,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="draw the brackets of --curve or --beta here (.png or .svg; needs matplotlib)"),
+    ] = None,
+    layer: Layer = None,
+    head: HeadIndex = None,
+    example: Example = False,
+    example_name: ExampleName = EXAMPLES[0],
+    scale: Scale = None,
+    key_bias: KeyBias = None,
+    causal: Causal = None,
+    offset: Offset = None,
+    threads: Threads = None,
+    json_: Json = False,
+) -> None:
+    """The rank a head needs, from both sides: a proved lower bound and a proved factorization."""
+    import rankcert
+
+    if (eps is not None) == curve and not (example and eps is None):
+        raise typer.BadParameter("say which tolerance you need, or --curve", param_hint="--eps")
+    if beta and (curve or scale is not None):
+        raise typer.BadParameter("give --beta, or --curve or --scale, not both", param_hint="--beta")
+    if plot is not None and not (curve or beta):
+        raise typer.BadParameter("only the brackets of a --curve or of several --beta are drawn", param_hint="--plot")
+    if out is not None and (curve or beta):
+        raise typer.BadParameter("these are many brackets: save them one by one", param_hint="--out")
+    if plot is not None:
+        from rankcert.plots import plot_brackets, refuse_plot
+
+        refuse_plot(plot)
+    given = _read_head(inputs, example, example_name, layer, head)
+    if out is not None and out.resolve() in [path.resolve() for path in inputs or []]:
+        raise typer.BadParameter("this would overwrite the head", param_hint="--out")
+    plain = _options(given, scale, key_bias, causal, offset)
+    with _Progress() as progress:
+        options = plain | {"method": method, "effort": effort, "seed": seed, "memory": _bytes(memory)}
+        options |= {"threads": threads, "progress": progress.stage}
+        target = 0.1 if eps is None else eps
+        if curve:
+            found = rankcert.bracket_curve(given.q, given.k, **options)
+        else:
+            scales = sorted(set(beta)) if beta else [plain.get("scale")]
+            each = [options | ({} if value is None else {"scale": value}) for value in scales]
+            found = tuple(rankcert.bracket(given.q, given.k, eps=target, **how) for how in each)
+        verdicts = [point.verdict for point in found]
+        if out is not None:
+            try:
+                found[0].save(out)
+            except OSError as error:
+                raise InvalidInput(f"cannot write {out}: {error.strerror or error}") from None
+            stage = progress.stage("verifying the saved file")
+            verdicts = [
+                rankcert.verify_bracket(out, given.q, given.k, threads=threads, progress=stage, **plain)
+            ]
+    if plot is not None:
+        plot_brackets(found, plot)
+    _table(
+        f"brackets of {given.origin}",
+        ["eps", "scale", "lower", "upper", "proved bound", "lower by", "upper by"],
+        [
+            [
+                f"{point.eps:g}",
+                f"{point.certificate.scale:.4g}",
+                str(point.lower),
+                str(point.upper),
+                _up(point.certificate.bound),
+                point.lower_bound.method,
+                point.certificate.method,
+            ]
+            for point in found
+        ],
+    )
+    if curve or beta:
+        if json_:
+            print(json.dumps([verdict.to_dict() for verdict in verdicts], allow_nan=False))
+        else:
+            names = [f"{point.certificate.scale:g}" if beta else f"{point.eps:g}" for point in found]
+            pairs = zip(names, found, strict=True)
+            print(" ".join(f"{name}:[{point.lower},{point.upper}]" for name, point in pairs))
+        raise typer.Exit(0 if all(verdicts) else 1)
+    _print_candidates(found[0].certificate)
+    _print_candidates(found[0].lower_bound)
+    saved = f", saved to {out} and proved again from the file" if out is not None else ""
+    _answer_lower(verdicts[0], json_, saved)
 
 
 @app.command()
@@ -362,6 +491,9 @@ def heads(
     seed: Annotated[int, typer.Option(min=0, help="of the search's random starts")] = 0,
     tau: Annotated[float, typer.Option(help="tolerance of r_tau, the interaction dimension")] = 0.5,
     every: Annotated[int, typer.Option(min=1, help="take only every N-th head", metavar="N")] = 1,
+    brackets: Annotated[
+        bool, typer.Option("--bracket", help="also prove a lower bound on every rank")
+    ] = False,
     memory: Annotated[float, typer.Option(help="GiB a construction may use, in each process")] = 4.0,
     workers: Annotated[
         int | None, typer.Option(min=1, help="processes; default: all processors", show_default=False)
@@ -374,7 +506,9 @@ def heads(
     ] = None,
     certificates: Annotated[
         Path | None,
-        typer.Option(help="folder for every certificate; with --resume they are proved again"),
+        typer.Option(
+            help="folder for every certificate, or with --bracket bracket; with --resume they are proved again"
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="write the table here: .csv, .json or .parquet")] = None,
     plot: Annotated[
@@ -433,6 +567,7 @@ def heads(
                 seed=seed,
                 tau=tau,
                 every=every,
+                brackets=brackets,
                 memory=_bytes(memory),
                 workers=workers,
                 scheduler=scheduler,
@@ -679,6 +814,27 @@ def _answer(verdict, as_json: bool, tail: str = "", extra: dict | None = None) -
     else:
         print(f"{verdict.status} {verdict.reason}")
     raise typer.Exit(0 if verdict.status in ("PROVED", "MEASURED") else 1)
+
+
+def _print_lower_verdict(verdict) -> None:
+    rows = [
+        [f"{verdict.notion}, at least", str(verdict.rank)],
+        ["eps", repr(verdict.eps)],
+        ["proved for eps below", f"{verdict.eps_below:.6g}"],
+        *([f"  {name}", f"{value:.6g}"] for name, value in verdict.breakdown.items()),
+        ["computed by", verdict.engine],
+        ["verdict", f"{verdict.status}: {verdict.reason}"],
+    ]
+    _table("lower bound", ["", ""], rows)
+
+
+def _answer_lower(verdict, as_json: bool, tail: str = "") -> NoReturn:
+    """The answer of a lower bound or of a bracket."""
+    if as_json:
+        print(json.dumps(verdict.to_dict(), allow_nan=False))
+    else:
+        print(f"{verdict.status} {verdict.reason}{tail}")
+    raise typer.Exit(0 if verdict else 1)
 
 
 def _print_curve(points, origin: str, plot: Path | None, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankcert.brackets import Bracket
 from rankcert.certificates import Certificate
 from rankcert.errors import InvalidInput
 from rankcert.geometry import GeometryReport
@@ -17,7 +18,7 @@ from rankcert.survey import Survey
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["plot_curve", "plot_heads", "plot_laws", "plot_singular_values", "refuse_plot"]
+__all__ = ["plot_brackets", "plot_curve", "plot_heads", "plot_laws", "plot_singular_values", "refuse_plot"]
 
 SUFFIXES = (".png", ".svg")
 
@@ -65,6 +66,27 @@ def plot_curve(curve: Sequence[Certificate], path: str | os.PathLike) -> None:
         n, m = (curve[0].left.shape[0], curve[0].right.shape[0]) if curve else (0, 0)
         axes.set_title(f"Certified ranks, {n} queries, {m} keys")
         axes.grid(True, which="major", alpha=0.3)
+
+
+def plot_brackets(brackets: Sequence[Bracket], path: str | os.PathLike) -> None:
+    """Proved lower and upper ranks of one head: against the scale of its logits if they have several, else against eps.
+
+    Writes a PNG or an SVG; errors as in `plot_laws`.
+    """
+    with _figure(path) as figure:
+        axes = figure.add_subplot(xscale="log", yscale="log")
+        scales = [point.certificate.scale for point in brackets]
+        by_scale = len(set(scales)) > 1
+        at = scales if by_scale else [point.eps for point in brackets]
+        lower, upper = [point.lower for point in brackets], [point.upper for point in brackets]
+        axes.plot(at, upper, "v-", markersize=4, label="upper: rank of a factorization within \u03b5")
+        axes.plot(at, lower, "^-", markersize=4, label="lower: no smaller rank is within \u03b5")
+        axes.fill_between(at, lower, upper, alpha=0.15)
+        axes.set_xlabel("scale \u03b2" if by_scale else "\u03b5")
+        axes.set_ylabel("rank")
+        axes.set_title("Proved brackets" + (f", \u03b5 = {brackets[0].eps:g}" if by_scale else ""))
+        axes.grid(True, which="major", alpha=0.3)
+        axes.legend(fontsize="small")
 
 
 def plot_singular_values(report: GeometryReport, path: str | os.PathLike) -> None:

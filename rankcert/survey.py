@@ -31,9 +31,10 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from rankcert import __version__
+from rankcert.brackets import Bracket, lower_bound
 from rankcert.certificates import write_pieces
 from rankcert.certification import MEMORY, certify
-from rankcert.checker import Engine, read_eps, read_inputs, verify
+from rankcert.checker import Engine, read_eps, read_inputs, verify, verify_bracket
 from rankcert.checker.engine import processors
 from rankcert.constructions.exact import Exact
 from rankcert.constructions.svd import TruncatedSVD
@@ -44,7 +45,7 @@ from rankcert.problem import AttentionProblem
 
 __all__ = ["Row", "Summary", "Survey", "refuse_table", "survey_heads"]
 
-RECORD = 1  # version of the records; a change of what a row means makes old ones useless
+RECORD = 2  # version of the records; a change of what a row means makes old ones useless
 SVD_RUNS = 3
 SVD_PATIENCE = 1.0  # seconds after which a dense SVD is not timed once more
 WARM_UP_ROWS = 32
@@ -63,8 +64,10 @@ class Row:
     count); None where a dense SVD is out of reach. Measured, not proved.
     r_tau: directions the centred logits need within the survey's tau (proved); None where tau is below rounding.
     trivial: the rank is 1 or less, or no smaller than min(n, m) or what equal queries or keys give for nothing.
-    seconds went into planning and building all that was tried, check_seconds into the checker; svd_seconds is the
-    median of numpy.linalg.svd(P) in the same process. All with one thread.
+    lower: the rank proved to be needed, when a bracket was asked for.
+    seconds went into planning and building all that was tried, check_seconds into the checker, lower_seconds and
+    lower_check_seconds into the lower bound; svd_seconds is the median of numpy.linalg.svd(P) in the same process. All
+    with one thread.
     """
 
     layer: int
@@ -82,8 +85,11 @@ class Row:
     status: str
     trivial: bool
     r_tau: int | None
+    lower: int | None
     seconds: float
     check_seconds: float
+    lower_seconds: float | None
+    lower_check_seconds: float | None
     svd_seconds: float | None
     note: str
     inputs_sha256: str
@@ -102,8 +108,10 @@ class Summary(NamedTuple):
     """All heads at one temperature and eps.
 
     rank_over_svd: geometric mean of certified rank / SVD rank over the `compared` heads that have both, neither 0.
-    svd_times_median, svd_times_90: of the search's time over the SVD's. wins: heads by construction. trivial,
-    unproved: (layer, head) of each. spearman: rank correlation of r_tau with the certified rank over spearman_n heads,
+    rank_over_lower: geometric mean of certified rank / proved lower bound over the `bracketed` heads that have both,
+    neither 0; closed: how many of them have both equal.
+    svd_times_median, svd_times_90: of the search's time over the SVD's; lower_seconds_median, lower_svd_times_median:
+    of the search for the lower bound. wins: heads by construction. trivial, unproved: (layer, head) of each. spearman: rank correlation of r_tau with the certified rank over spearman_n heads,
     None when these are fewer than 3 or one of the two is constant; spearman_p: its two-sided p value, None below 10.
     """
 
@@ -114,8 +122,13 @@ class Summary(NamedTuple):
     median_rank: float | None
     compared: int
     rank_over_svd: float | None
+    bracketed: int
+    rank_over_lower: float | None
+    closed: int
     svd_times_median: float | None
     svd_times_90: float | None
+    lower_seconds_median: float | None
+    lower_svd_times_median: float | None
     wins: dict[str, int]
     trivial: list[tuple[int, int]]
     unproved: list[tuple[int, int]]
@@ -174,6 +187,7 @@ class Survey:
             "T",
             "eps",
             "SVD rank",
+            "lower bound",
             "certified rank",
             "by",
             "r_tau",
@@ -187,6 +201,7 @@ class Survey:
                 f"{row.temperature:g}",
                 f"{row.eps:g}",
                 _shown(row.svd_rank),
+                _shown(row.lower),
                 _shown(row.rank),
                 row.method,
                 _shown(row.r_tau),
@@ -203,6 +218,7 @@ class Survey:
             "eps",
             "proved",
             "rank / SVD rank",
+            "rank / lower bound",
             "time / SVD time",
             "90 %",
             "won by",
@@ -219,6 +235,7 @@ class Survey:
                     f"{group.eps:g}",
                     f"{group.proved} of {group.heads}",
                     _shown(group.rank_over_svd, ".3f"),
+                    _shown(group.rank_over_lower, ".3f"),
                     _shown(group.svd_times_median, ".1f"),
                     _shown(group.svd_times_90, ".1f"),
                     ", ".join(f"{name} {count}" for name, count in group.wins.items()),
@@ -241,6 +258,7 @@ def survey_heads(
     seed: int = 0,
     tau: float = 0.5,
     every: int = 1,
+    brackets: bool = False,
     memory: int = MEMORY,
     workers: int | None = None,
     scheduler: str | None = None,
@@ -257,6 +275,7 @@ def survey_heads(
     method, effort, seed, memory : as in `rankcert.certify`; memory is for each process.
     tau : tolerance of r_tau, the interaction dimension beside each rank.
     every : of the heads in order, the first and each `every`-th after it.
+    brackets : also prove a lower bound on every rank, with the same effort and seed (`rankcert.lower_bound`).
     workers : processes on this machine; None takes all processors. They are started by importing, not by copying:
         a script has to call this below `if __name__ == "__main__":`.
     scheduler : address of a Dask scheduler; tasks go to its workers instead (the extra `cluster`; rankcert must be
@@ -264,7 +283,7 @@ def survey_heads(
     resume : a folder of finished rows. Each new one is written there as soon as it is proved, and those found there
         for the same inputs, options and version of rankcert are not computed again; whatever else stands there, or is
         damaged, is left out. Their times, and their bounds, are the word of the run that made them.
-    certificates : a folder where each row's certificate is saved. Then a row found in `resume` counts only if its
+    certificates : a folder where each row's certificate is saved, or with `brackets` its bracket. Then a row found in `resume` counts only if its
         certificate is there and is proved again, now, from the heads given.
     progress : progress(rows done, rows in all), called in this process.
 
@@ -288,7 +307,7 @@ def survey_heads(
     tau = _positive("tau", tau)
     every = _count("every", every)
     workers = _count("workers", processors() if workers is None else workers)
-    settings = how | {"tau": tau}
+    settings = how | {"tau": tau, "brackets": bool(brackets)}
     tasks = [
         task
         for place, given in list(heads.items())[::every]
@@ -373,13 +392,16 @@ def _measure(task: _Task) -> tuple[Row, bytes | None]:
     settings = task.settings
     how = {name: settings[name] for name in ("method", "effort", "seed", "memory")}
     with threadpool_limits(1):
-        _warm_up(task.q.shape[1], bool(task.options.get("causal")), settings["method"])
-        certificate, note = None, ""
+        _warm_up(task.q.shape[1], bool(task.options.get("causal")), settings["method"], settings["brackets"])
+        certificate, lower, note = None, None, ""
         try:
             certificate = certify(task.q, task.k, eps=task.eps, threads=1, **how, **task.options)
             candidates = certificate.candidates
         except CannotCertify as error:
             candidates, note = error.candidates, str(error)
+        if settings["brackets"]:
+            both = {name: settings[name] for name in ("effort", "seed", "memory")}
+            lower = lower_bound(task.q, task.k, eps=task.eps, threads=1, **both, **task.options)
         problem = AttentionProblem(task.q, task.k, **task.options, engine=Engine(threads=1))
         svd_rank, svd_seconds = _svd(problem, task.eps, settings["memory"])
         try:
@@ -404,13 +426,18 @@ def _measure(task: _Task) -> tuple[Row, bytes | None]:
         status="unproved" if certificate is None else "proved",
         trivial=rank is not None and (rank <= 1 or rank >= min(problem.n, problem.m, exact)),
         r_tau=r_tau,
+        lower=lower and lower.rank,
         seconds=sum(candidate.seconds for candidate in candidates),
         check_seconds=sum(candidate.check_seconds for candidate in candidates),
+        lower_seconds=lower and sum(candidate.seconds for candidate in lower.candidates),
+        lower_check_seconds=lower and sum(candidate.check_seconds for candidate in lower.candidates),
         svd_seconds=svd_seconds,
         note=note,
         inputs_sha256=task.inputs_sha256,
     )
-    return row, certificate.to_bytes() if certificate is not None and task.keep else None
+    if certificate is None or not task.keep:
+        return row, None
+    return row, (certificate if lower is None else Bracket(lower, certificate)).to_bytes()
 
 
 def _svd(problem: AttentionProblem, eps: float, memory: int) -> tuple[int | None, float | None]:
@@ -430,10 +457,12 @@ def _svd(problem: AttentionProblem, eps: float, memory: int) -> tuple[int | None
 
 
 @cache
-def _warm_up(d: int, causal: bool, method: str) -> None:
+def _warm_up(d: int, causal: bool, method: str, brackets: bool) -> None:
     """Load the compiled loops on a small head, once a process, so that no row's time holds it."""
     q, k = np.random.default_rng(0).normal(size=(2, WARM_UP_ROWS, d))
     try:
+        if brackets:
+            lower_bound(q, k, eps=0.1, causal=causal, effort="fast", threads=1)
         certify(q, k, eps=0.1, causal=causal, method=method, effort="fast", threads=1)
     except CannotCertify:
         pass
@@ -548,7 +577,13 @@ class _Store:
         if self.certificates is None or row.status != "proved":
             return row
         try:
-            verdict = verify(self._certificate(task), task.q, task.k, eps=task.eps, **task.options)
+            if task.settings["brackets"]:
+                both = verify_bracket(self._certificate(task), task.q, task.k, eps=task.eps, **task.options)
+                if both.lower.rank != row.lower:
+                    return None
+                verdict = both.upper
+            else:
+                verdict = verify(self._certificate(task), task.q, task.k, eps=task.eps, **task.options)
         except (OSError, MalformedCertificate):
             return None
         return replace(row, bound=verdict.bound) if verdict and verdict.rank == row.rank else None
@@ -584,6 +619,9 @@ def _digest(content: object) -> str:
 def _summarize(temperature: float, eps: float, rows: Sequence[Row]) -> Summary:
     proved = [row for row in rows if row.status == "proved"]
     ratios = [row.rank / row.svd_rank for row in proved if row.rank and row.svd_rank]
+    gaps = [row.rank / row.lower for row in proved if row.rank and row.lower]
+    lower_times = [row.lower_seconds for row in rows if row.lower_seconds is not None]
+    lower_svd_times = [row.lower_seconds / row.svd_seconds for row in rows if row.lower_seconds is not None and row.svd_seconds]
     times = [row.svd_times for row in rows if row.svd_times is not None]
     both = [(row.r_tau, row.rank) for row in proved if row.r_tau is not None]
     spearman, p_value = _spearman(both)
@@ -595,8 +633,13 @@ def _summarize(temperature: float, eps: float, rows: Sequence[Row]) -> Summary:
         median_rank=statistics.median(row.rank for row in proved) if proved else None,
         compared=len(ratios),
         rank_over_svd=statistics.geometric_mean(ratios) if ratios else None,
+        bracketed=len(gaps),
+        rank_over_lower=statistics.geometric_mean(gaps) if gaps else None,
+        closed=gaps.count(1.0),
         svd_times_median=statistics.median(times) if times else None,
         svd_times_90=float(np.percentile(times, 90)) if times else None,
+        lower_seconds_median=statistics.median(lower_times) if lower_times else None,
+        lower_svd_times_median=statistics.median(lower_svd_times) if lower_svd_times else None,
         wins=dict(Counter(row.method for row in proved).most_common()),
         trivial=[(row.layer, row.head) for row in rows if row.trivial],
         unproved=[(row.layer, row.head) for row in rows if row.status != "proved"],
