@@ -1,9 +1,9 @@
 """The trusted checker: everything a proved bound rests on, and nothing else.
 
 Read in this order: PROOFS.md (the theorems), inputs.py (what a statement is about), engine.py (how it is walked),
-rows.py (the row check), verdict.py (what it says), claim.py and FORMAT.md (the certificate file),
-verification.py (the two questions), exact.py (the same by ball arithmetic), kernel.h and kernel_lanes.h (the
-compiled loops).
+rows.py (the row check: a rank is enough), lower.py (the lower checks: a rank is needed), verdict.py (what they say),
+claim.py, lower_claim.py and FORMAT.md (the files), verification.py (the questions), exact.py (the same by ball
+arithmetic), kernel.h and kernel_lanes.h (the compiled loops).
 
 It imports the standard library, NumPy, threadpoolctl and its own compiled kernel; python-flint on request; nothing
 else of rankcert.
@@ -24,7 +24,7 @@ from rankcert.checker.rows import (
     read_eps,
 )
 from rankcert.checker.verdict import BracketVerdict, LowerVerdict, Verdict
-from rankcert.checker.verification import audit, verify
+from rankcert.checker.verification import audit, verify, verify_bracket, verify_lower
 
 __all__ = [
     "BracketVerdict",
@@ -51,5 +51,7 @@ __all__ = [
     "read_inputs",
     "read_lower",
     "verify",
+    "verify_bracket",
     "verify_domain",
+    "verify_lower",
 ]

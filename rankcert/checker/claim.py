@@ -18,6 +18,7 @@ from rankcert.checker.errors import MalformedCertificate
 from rankcert.checker.inputs import SIZE_LIMIT, Inputs
 
 __all__ = [
+    "DTYPES",
     "FORMAT_NAME",
     "FORMAT_VERSION",
     "MAX_BRACKETS",

@@ -12,7 +12,14 @@ from rankcert.checker.kernel import EPS_M, exponentials, require_safe_arithmetic
 from rankcert.checker.rows import DOWN, HINT_LIMIT, UP, find_log_normalisers, read_eps, weight_terms
 from rankcert.checker.verdict import LowerVerdict, conclude_lower
 
-__all__ = ["check_bernstein", "check_leakage", "read_rows", "read_weights", "support_fault"]
+__all__ = [
+    "check_bernstein",
+    "check_leakage",
+    "conclude_leakage",
+    "read_rows",
+    "read_weights",
+    "support_fault",
+]
 
 FRAME_LIMIT = 2.0**100  # entries of the float witness; larger ones would prove nothing for eps above 2^-100
 
@@ -94,16 +101,21 @@ def check_leakage(inputs: Inputs, rows, *, eps: float, engine: Engine | None = N
         distance = _sweep_weights(inputs, rows, engine, take)
     except (_WitnessFault, ProductFault) as caught:
         return conclude_lower(inputs, "leakage", 1, eps, 0.0, engine=engine.describe(), fault=str(caught))
-    # Theorem 10: f, rounded down; its sum meets at most m additions, that of the distances N
+    # f, rounded down: its sum meets at most m additions, that of the distances N
     held = float(most.sum()) * (1 - inputs.m * EPS_M)
     lost = float(distance.sum()) * (1 + rows.size * EPS_M)
-    count = np.arange(1, rows.size + 1)
-    limits = _limit(held - (count - 1), lost, rows.size + (count - 1))
+    return conclude_leakage(inputs, rows.size, eps, held, lost, engine=engine.describe())
+
+
+def conclude_leakage(
+    inputs: Inputs, size: int, eps: float, held: float, lost: float, *, engine: str
+) -> LowerVerdict:
+    """The verdict on `size` rows whose largest attentions sum to held - lost or more (Theorem 10)."""
+    count = np.arange(size)
+    limits = _limit(held - count, lost, size + count)  # of eps, for rank 1, 2, ...
     rank = int(np.flatnonzero(eps < limits).max(initial=0)) + 1  # the largest it proves, or else 1, unproved
     numbers = {"largest attentions": held, "rounding": lost}
-    return conclude_lower(
-        inputs, "leakage", rank, eps, limits[rank - 1], engine=engine.describe(), breakdown=numbers
-    )
+    return conclude_lower(inputs, "leakage", rank, eps, limits[rank - 1], engine=engine, breakdown=numbers)
 
 
 class _WitnessFault(Exception):
@@ -119,18 +131,21 @@ def _bernstein_limit(
 ) -> tuple[float, dict[str, float]]:
     """A number below which every eps is proved to need rank N, and the parts of it (Theorem 9)."""
     n_rows, n_groups = rows.size, weights.shape[0]
-    sums = np.zeros((n_rows, n_groups))
+    if n_groups < n_rows:
+        raise _WitnessFault(f"{n_groups} groups of keys cannot tell {n_rows} rows apart")
+    sums = np.zeros((n_groups, n_rows))  # A transposed: its rows are gathered, a whole cache line at a time
 
     def take(at, columns, weight):
         order = np.argsort(groups[columns], kind="stable")
-        order = order[np.searchsorted(groups[columns][order], 0) :]
-        found, starts = np.unique(groups[columns][order], return_index=True)
-        if found.size:
-            part = sums[at]
-            part[:, found] += np.add.reduceat(weight[:, order], starts, axis=1)
+        inside = groups[columns][order]
+        order, inside = order[inside >= 0], inside[inside >= 0]
+        starts = np.flatnonzero(np.diff(inside, prepend=-1))
+        if starts.size:
+            sums[inside[starts], at] += np.add.reduceat(np.ascontiguousarray(weight.T)[order], starts, axis=0)
 
-    distance = _sweep_weights(inputs, rows, engine, take)
-    frame = _frame(sums, weights, engine)
+    tau = float(_sweep_weights(inputs, rows, engine, take).max())
+    sums = np.ascontiguousarray(sums.T)
+    frame = _frame(sums, weights)
     sizes = np.abs(frame).sum(axis=1) * (1 + n_rows * EPS_M)
     defect = np.zeros(n_rows)
 
@@ -138,12 +153,12 @@ def _bernstein_limit(
         (product,) = products
         own = np.arange(max(at.start, columns.start), min(at.stop, columns.stop))
         product[own - at.start, own - columns.start] -= 1.0
-        defect[at] += np.abs(product).sum(axis=1)
+        defect[at] += np.abs(product, out=product).sum(axis=1)
 
     sweep(np.full(n_rows, n_rows), engine, [(sums, np.ascontiguousarray(frame.T))], visit)
     rounding = n_groups * EPS_M * (sums * sizes).sum(axis=1) * (1 + (n_rows + n_groups + 2) * EPS_M)
     alpha = float(np.nextafter(UP * (defect * (1 + (n_rows + 1) * EPS_M) + rounding + 1e-40).max(), np.inf))
-    size, tau = float(sizes.max()), float(distance.max())
+    size = float(sizes.max())
     if not alpha < 1.0:
         raise _WitnessFault(f"its weights are too ill-conditioned on these rows (defect {alpha:.3g})")
     return _limit((1.0 - alpha) / size, tau, 1.0), {"defect": alpha, "row norm": size, "rounding": tau}
@@ -187,10 +202,10 @@ def _sweep_weights(inputs: Inputs, rows: np.ndarray, engine: Engine, take: Take)
     return np.nextafter(UP * (sum(terms.values()) + 1e-40), np.inf)
 
 
-def _frame(sums: np.ndarray, weights: np.ndarray, engine: Engine) -> np.ndarray:
+def _frame(sums: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """weights (sums weights)^-1, about: whatever comes out, Theorem 9 takes it as the witness."""
     exact = weights.astype(np.float64)
-    with blas_threads(engine.thread_count), np.errstate(all="ignore"):
+    with blas_threads(1), np.errstate(all="ignore"):
         try:
             frame = exact @ np.linalg.inv(sums @ exact)
         except np.linalg.LinAlgError:
