@@ -9,7 +9,7 @@ The floors of the package; an import points down, never up, and tests/test_floor
     7  cli, plots                                   the command line; pictures
     6  certification, domain, heads, laws, survey   policy: what to try and keep; heads in files; experiments
     5  certificates                                 the record and its writer
-    4  constructions                                one method a file, METHODS
+    4  constructions, lowerbounds                   one method a file, METHODS; one witness kind a file
     3  approximants                                 polynomials for exp
     2  geometry, kernels                            visible dimensions; compiled loops and their plain twins
     1  problem, errors                              the one input door
