@@ -32,11 +32,11 @@ from rankcert.checker import (
     LowerVerdict,
     check_bernstein,
     check_leakage,
-    conclude_bracket,
     read_bracket,
     read_eps,
     read_lower,
 )
+from rankcert.checker.verdict import conclude_bracket
 from rankcert.lowerbounds import WITNESSES, Found, sweep_bernstein
 from rankcert.problem import AttentionProblem
 
@@ -49,6 +49,7 @@ __all__ = [
     "load_lower",
     "lower_bound",
     "lower_curve",
+    "lower_problem",
 ]
 
 
@@ -121,7 +122,10 @@ def load_lower(path: str | os.PathLike) -> LowerBound:
 
 
 def load_bracket(path: str | os.PathLike) -> Bracket:
-    """Read a saved bracket; `rankcert.verify_bracket` proves both ends again from the inputs. Errors as `load_lower`."""
+    """Read a saved bracket; `rankcert.verify_bracket` proves both ends again from the inputs.
+
+    Errors as in `load_lower`.
+    """
     upper, lower = read_bracket(path)
     return Bracket(LowerBound(**vars(lower)), Certificate(**vars(upper)))
 
@@ -168,7 +172,7 @@ def lower_bound(
     check_options(method, effort, seed, memory, WITNESSES)
     stage = progress or (lambda name: None)
     problem = read_problem(q, k, threads, scale=scale, key_bias=key_bias, causal=causal, offset=offset)
-    return _lower_problem(problem, eps, method, {"effort": effort, "seed": seed}, memory, stage)
+    return lower_problem(problem, eps, method, {"effort": effort, "seed": seed}, memory, stage)
 
 
 def lower_curve(
@@ -238,7 +242,7 @@ def bracket(
     problem = read_problem(q, k, threads, scale=scale, key_bias=key_bias, causal=causal, offset=offset)
     settings = {"effort": effort, "seed": seed}
     certificate = certify_problem(problem, eps, method, settings, memory, stage)
-    return Bracket(_lower_problem(problem, eps, "auto", settings, memory, stage), certificate)
+    return Bracket(lower_problem(problem, eps, "auto", settings, memory, stage), certificate)
 
 
 def bracket_curve(
@@ -286,7 +290,7 @@ def _at(problem: AttentionProblem, certificate: Certificate, eps: float) -> Cert
     return replace(certificate, eps=eps, verdict=verdict)
 
 
-def _lower_problem(
+def lower_problem(
     problem: AttentionProblem, eps: float, method: str, settings: dict, memory: int, stage: Stage
 ) -> LowerBound:
     """`lower_bound` of a problem that was read, with options that were checked; settings: effort and seed."""
@@ -339,7 +343,9 @@ def _prove(
     if found.weights is None:
         verdict = check_leakage(problem.inputs, found.rows, eps=eps, engine=engine)
     else:
-        verdict = check_bernstein(problem.inputs, found.rows, found.groups, found.weights, eps=eps, engine=engine)
+        verdict = check_bernstein(
+            problem.inputs, found.rows, found.groups, found.weights, eps=eps, engine=engine
+        )
     seconds = time.perf_counter() - started
     made = _make(problem, eps, found, name, dict(settings), verdict)
     status, note = ("proved", "") if verdict else ("unproved", verdict.reason)

@@ -2,7 +2,8 @@
 
 A family is a shape of q = k with n fixed points; beta, the scale of the logits, grows. The rank of the smallest
 `harmonic` factorization proved within eps is a certified upper bound on the eps-rank, and its slope in log(1 + beta)
-is set against the law's exponent (LAWS.md). Points are seeded and spread evenly; nothing is drawn twice.
+is set against the law's exponent (LAWS.md); on request so is a proved lower bound, the other side of the law. Points
+are seeded and spread evenly; nothing is drawn twice.
 """
 
 import json
@@ -12,10 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil, isfinite, log, sqrt
 from pathlib import Path
+from statistics import geometric_mean
 from typing import NamedTuple
 
 import numpy as np
 
+from rankcert.brackets import lower_problem
+from rankcert.certification import check_options
 from rankcert.checker import Engine, Verdict, read_eps
 from rankcert.checker.engine import Progress
 from rankcert.constructions import Factorization
@@ -37,11 +41,13 @@ __all__ = [
 ]
 
 SEED = 20240817
-VERSION = 1  # of the records; a change of the points or of the construction makes old ones useless
+VERSION = 2  # of the records; a change of the points or of the construction makes old ones useless
 FITTED_FROM = 16.0
 FEWEST_POINTS = 4
 RETRIES = 4  # with a smaller target, when the check comes out just above eps
 MEMORY = 6 * 2**30
+LOWER_POINTS = 2048  # points of a family at most, when lower bounds are asked for
+LOWER_LIMIT = 0.1  # from the law, within which the lower slope has to be where the law has both sides
 HALF_OCTAVES = tuple(2.0 ** (k / 2) for k in range(21))
 OCTAVES = tuple(2.0**k for k in range(0, 15))
 
@@ -87,7 +93,8 @@ FAMILIES = {
 class Point:
     """What was proved at one beta; rank and bound are None where no factorization of rank <= n / share was found.
 
-    bound: the checker's, in the run that made the point; one read from a file is that run's word.
+    bound: the checker's, in the run that made the point; one read from a file is that run's word, and so is lower: the
+    rank proved to be needed, None where none was asked for.
     """
 
     family: str
@@ -100,9 +107,13 @@ class Point:
     rows: str
     degree: int | None
     seconds: float
+    lower: int | None
+    lower_seconds: float
 
-    def is_for(self, family: Family, n: int, eps: float, beta: float) -> bool:
-        return (self.family, self.n, self.eps, self.beta) == (family.name, n, eps, beta)
+    def is_for(self, family: Family, n: int, eps: float, beta: float, lower: bool) -> bool:
+        """Whether this is the point of those parameters, with a lower bound if one is asked for."""
+        mine = (self.family, self.n, self.eps, self.beta, lower and self.rank is not None)
+        return mine == (family.name, n, eps, beta, self.lower is not None and lower)
 
 
 class Fit(NamedTuple):
@@ -134,6 +145,21 @@ class Report:
         used = [p for p in self.of(family) if p.beta >= FITTED_FROM and 4 * p.rank <= p.n]
         return fit_slope([p.beta for p in used], [p.rank for p in used])
 
+    def fit_lower(self, family: Family) -> Fit:
+        """The slope of the lower bounds over the same points, as far as they have one."""
+        used = [p for p in self.of(family) if p.beta >= FITTED_FROM and 4 * p.rank <= p.n and p.lower]
+        return fit_slope([p.beta for p in used], [p.lower for p in used])
+
+    def met_lower(self, family: Family) -> bool | None:
+        """Whether the lower slope is within 0.1 of the law; None where nothing is claimed."""
+        slope = self.fit_lower(family).slope
+        return None if slope is None or family.low is None else abs(slope - family.exponent) <= LOWER_LIMIT
+
+    def gap(self, family: Family) -> float | None:
+        """Geometric mean of rank / lower bound over the points that have both."""
+        ratios = [p.rank / p.lower for p in self.of(family) if p.lower]
+        return geometric_mean(ratios) if ratios else None
+
     def met(self, family: Family) -> bool | None:
         """Whether the slope is within the family's limits; None where nothing is claimed."""
         slope = self.fit(family).slope
@@ -153,6 +179,8 @@ class Report:
                 "high": family.high,
                 "met": self.met(family),
                 **fit._asdict(),
+                "lower": self.fit_lower(family)._asdict() | {"met": self.met_lower(family)},
+                "rank_over_lower": self.gap(family),
                 "local_slopes": local_slopes([p.beta for p in points], [p.rank for p in points]),
             }
         return {
@@ -169,6 +197,7 @@ class Report:
             "family",
             "n",
             "beta",
+            "lower bound",
             "rank",
             "local slope",
             "proved bound",
@@ -189,12 +218,13 @@ class Report:
                         p.family,
                         str(p.n),
                         f"{p.beta:.4g}",
+                        "" if p.lower is None else str(p.lower),
                         str(p.rank),
                         slope,
                         f"{ceil(p.bound * 1e6) / 1e6:.6f}",
                         f"{p.method}, {p.rows}" if p.rows else p.method,
                         "" if p.degree is None else str(p.degree),
-                        f"{p.seconds:.1f}",
+                        f"{p.seconds + p.lower_seconds:.1f}",
                     ]
                 )
         return columns, rows
@@ -204,7 +234,8 @@ class Report:
         rows = []
         for family in self.families:
             fit, met, points = self.fit(family), self.met(family), self.of(family)
-            seconds = sum(p.seconds for p in self.points if p.family == family.name)
+            seconds = sum(p.seconds + p.lower_seconds for p in self.points if p.family == family.name)
+            lower, met_lower, gap = self.fit_lower(family), self.met_lower(family), self.gap(family)
             wanted = "" if family.high is None else f"at most {family.high:g}"
             if family.low is not None:
                 wanted = f"{family.low:g} to {family.high:g}"
@@ -219,6 +250,9 @@ class Report:
                     fit.note if fit.slope is None else f"{fit.slope:.3f} +- {fit.error:.3f}",
                     wanted,
                     {None: "", True: "yes", False: "no"}[met],
+                    "" if lower.slope is None else f"{lower.slope:.3f} +- {lower.error:.3f}",
+                    {None: "", True: "yes", False: "no"}[met_lower],
+                    "" if gap is None else f"{gap:.2f}",
                     f"{seconds:.0f}",
                 ]
             )
@@ -232,6 +266,9 @@ class Report:
             "slope",
             "wanted",
             "met",
+            "lower slope",
+            "met",
+            "rank / lower",
             "seconds",
         ]
         return columns, rows
@@ -269,6 +306,8 @@ def run_laws(
     betas: Sequence[float] | None = None,
     n: int | None = None,
     quick: bool = False,
+    lower: bool = False,
+    effort: str = "balanced",
     resume: str | os.PathLike | None = None,
     threads: int | None = None,
     progress: Callable[[str], Progress | None] | None = None,
@@ -279,6 +318,8 @@ def run_laws(
     ----------
     eps : the tolerance, below 1. betas : positive numbers instead of each family's own grid. n : points instead of
         each family's own number; quick : fewer points, for a run of about a minute.
+    lower : also prove a lower bound at every beta (`rankcert.lower_bound`, with this effort), both sides of the same
+        head. Families of more than 2048 points then have 2048 (unless n says otherwise).
     resume : a JSON file. Points found there under the same parameters are not computed again, and each new point is
         added as soon as it is proved (written aside, then renamed).
     threads : of the checker. progress : as in `rankcert.certify`, called as each point begins.
@@ -292,15 +333,17 @@ def run_laws(
     if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 8):
         raise InvalidInput(f"n must be an integer of at least 8, got {n!r}")
     grid = None if betas is None else sorted({_beta(value) for value in betas})
+    check_options("auto", effort, 0, MEMORY)
     known = [] if resume is None else _read_points(Path(resume))
     points = []
     for family in chosen:
-        count = n or (family.quick_n if quick else family.n)
+        count = n or (family.quick_n if quick else min(family.n, LOWER_POINTS) if lower else family.n)
         for beta in family.betas if grid is None else grid:
-            point = next((p for p in known if p.is_for(family, count, eps, beta)), None)
+            point = next((p for p in known if p.is_for(family, count, eps, beta, lower)), None)
             if point is None:
                 stage = progress(f"{family.name}, beta = {beta:.4g}") if progress else None
-                point = _measure(family, count, eps, beta, Engine(threads=threads, progress=stage))
+                engine = Engine(threads=threads, progress=stage)
+                point = _measure(family, count, eps, beta, effort if lower else None, engine)
                 known.append(point)
                 if resume is not None:
                     _write_points(Path(resume), known)
@@ -325,18 +368,34 @@ def make_head(family: Family, n: int, beta: float) -> tuple[np.ndarray, np.ndarr
     return q, None, q + rng.normal(size=family.width) / 8
 
 
-def _measure(family: Family, n: int, eps: float, beta: float, engine: Engine) -> Point:
+def _measure(family: Family, n: int, eps: float, beta: float, effort: str | None, engine: Engine) -> Point:
+    """One point; with its lower bound unless effort is None."""
     started = time.perf_counter()
     q, bias, k = make_head(family, n, beta)
     problem = AttentionProblem(q, k, scale=beta, key_bias=bias, engine=Engine(threads=engine.threads))
     proved = _prove(problem, eps, n // family.share, engine)
     seconds = time.perf_counter() - started
     if proved is None:
-        return Point(family.name, n, eps, beta, None, None, "harmonic", "", None, seconds)
+        return Point(family.name, n, eps, beta, None, None, "harmonic", "", None, seconds, None, 0.0)
     factors, verdict = proved
     rows, degree = factors.details.get("rows", ""), factors.details.get("degree")
+    started, lower = time.perf_counter(), None
+    if effort is not None:
+        settings = {"effort": effort, "seed": SEED}
+        lower = lower_problem(problem, eps, "auto", settings, MEMORY, lambda name: engine.progress).rank
     return Point(
-        family.name, n, eps, beta, factors.rank, verdict.bound, factors.method, rows, degree, seconds
+        family=family.name,
+        n=n,
+        eps=eps,
+        beta=beta,
+        rank=factors.rank,
+        bound=verdict.bound,
+        method=factors.method,
+        rows=rows,
+        degree=degree,
+        seconds=seconds,
+        lower=lower,
+        lower_seconds=time.perf_counter() - started,
     )
 
 

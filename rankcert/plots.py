@@ -24,7 +24,7 @@ SUFFIXES = (".png", ".svg")
 
 
 def plot_laws(report: Report, path: str | os.PathLike) -> None:
-    """Certified ranks against 1 + beta on logarithmic axes, one line a family, its fitted slope dashed.
+    """Certified ranks and lower bounds against 1 + beta on logarithmic axes; a colour a family, fitted slopes dashed.
 
     Writes a PNG or an SVG, by the name's ending; the same report gives the same SVG. Raises InvalidInput for another
     ending, for a place that cannot be written to, and when matplotlib is not installed.
@@ -35,17 +35,22 @@ def plot_laws(report: Report, path: str | os.PathLike) -> None:
             points = report.of(family)
             if not points:
                 continue
-            x, y = np.array([1 + p.beta for p in points]), np.array([p.rank for p in points])
-            fit = report.fit(family)
             label = f"{family.name}, law {family.exponent:g}"
-            if fit.slope is not None:
-                label += f", fitted {fit.slope:.2f} \u00b1 {fit.error:.2f}"
-                used = np.array([p.beta >= FITTED_FROM and 4 * p.rank <= p.n for p in points])
-                level = np.exp((np.log(y[used]) - fit.slope * np.log(x[used])).mean())
-                axes.plot(x[used], level * x[used] ** fit.slope, "--", color=f"C{number}", linewidth=0.8)
-            axes.plot(x, y, "o", color=f"C{number}", markersize=4, label=label)
+            fits = {"rank": report.fit(family), "lower": report.fit_lower(family)}
+            for side, fit in fits.items():
+                if fit.slope is not None:
+                    label += f", {side} {fit.slope:.2f} \u00b1 {fit.error:.2f}"
+            for (side, fit), marker in zip(fits.items(), "v^", strict=True):
+                shown = [p for p in points if getattr(p, side)]
+                x, y = np.array([1 + p.beta for p in shown]), np.array([getattr(p, side) for p in shown])
+                if fit.slope is not None:
+                    used = np.array([p.beta >= FITTED_FROM and 4 * p.rank <= p.n for p in shown])
+                    level = np.exp((np.log(y[used]) - fit.slope * np.log(x[used])).mean())
+                    axes.plot(x[used], level * x[used] ** fit.slope, "--", color=f"C{number}", linewidth=0.8)
+                axes.plot(x, y, marker, color=f"C{number}", markersize=4, label=label)
+                label = None
         axes.set_xlabel("1 + \u03b2")
-        axes.set_ylabel("certified rank")
+        axes.set_ylabel("rank (\u25bd certified, \u25b3 at least)")
         axes.set_title(f"Proved ranks of softmax attention, \u03b5 = {report.eps:g}")
         axes.grid(True, which="major", alpha=0.3)
         if report.points:

@@ -99,6 +99,11 @@ class Row:
         """The search's time in units of numpy.linalg.svd(P)."""
         return self.seconds / self.svd_seconds if self.svd_seconds else None
 
+    @property
+    def lower_svd_times(self) -> float | None:
+        """The same of the search for the lower bound."""
+        return self.lower_seconds / self.svd_seconds if self.lower_seconds and self.svd_seconds else None
+
     def to_dict(self) -> dict:
         """All fields and `svd_times`, for JSON."""
         return asdict(self) | {"svd_times": self.svd_times}
@@ -111,8 +116,9 @@ class Summary(NamedTuple):
     rank_over_lower: geometric mean of certified rank / proved lower bound over the `bracketed` heads that have both,
     neither 0; closed: how many of them have both equal.
     svd_times_median, svd_times_90: of the search's time over the SVD's; lower_seconds_median, lower_svd_times_median:
-    of the search for the lower bound. wins: heads by construction. trivial, unproved: (layer, head) of each. spearman: rank correlation of r_tau with the certified rank over spearman_n heads,
-    None when these are fewer than 3 or one of the two is constant; spearman_p: its two-sided p value, None below 10.
+    of the search for the lower bound. wins: heads by construction. trivial, unproved: (layer, head) of each.
+    spearman: rank correlation of r_tau with the certified rank over spearman_n heads, None when these are fewer than 3
+    or one of the two is constant; spearman_p: its two-sided p value, None below 10.
     """
 
     temperature: float
@@ -283,8 +289,8 @@ def survey_heads(
     resume : a folder of finished rows. Each new one is written there as soon as it is proved, and those found there
         for the same inputs, options and version of rankcert are not computed again; whatever else stands there, or is
         damaged, is left out. Their times, and their bounds, are the word of the run that made them.
-    certificates : a folder where each row's certificate is saved, or with `brackets` its bracket. Then a row found in `resume` counts only if its
-        certificate is there and is proved again, now, from the heads given.
+    certificates : a folder where each row's certificate is saved, or with `brackets` its bracket. Then a row found in
+        `resume` counts only if that is there and is proved again, now, from the heads given.
     progress : progress(rows done, rows in all), called in this process.
 
     Returns a Survey. Rows that nothing could prove are in it with status "unproved". Raises InvalidInput, before any
@@ -426,7 +432,7 @@ def _measure(task: _Task) -> tuple[Row, bytes | None]:
         status="unproved" if certificate is None else "proved",
         trivial=rank is not None and (rank <= 1 or rank >= min(problem.n, problem.m, exact)),
         r_tau=r_tau,
-        lower=lower and lower.rank,
+        lower=None if lower is None else lower.rank,
         seconds=sum(candidate.seconds for candidate in candidates),
         check_seconds=sum(candidate.check_seconds for candidate in candidates),
         lower_seconds=lower and sum(candidate.seconds for candidate in lower.candidates),
@@ -621,7 +627,7 @@ def _summarize(temperature: float, eps: float, rows: Sequence[Row]) -> Summary:
     ratios = [row.rank / row.svd_rank for row in proved if row.rank and row.svd_rank]
     gaps = [row.rank / row.lower for row in proved if row.rank and row.lower]
     lower_times = [row.lower_seconds for row in rows if row.lower_seconds is not None]
-    lower_svd_times = [row.lower_seconds / row.svd_seconds for row in rows if row.lower_seconds is not None and row.svd_seconds]
+    lower_svd_times = [row.lower_svd_times for row in rows if row.lower_svd_times is not None]
     times = [row.svd_times for row in rows if row.svd_times is not None]
     both = [(row.r_tau, row.rank) for row in proved if row.r_tau is not None]
     spearman, p_value = _spearman(both)
