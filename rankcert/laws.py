@@ -379,10 +379,11 @@ def _measure(family: Family, n: int, eps: float, beta: float, effort: str | None
         return Point(family.name, n, eps, beta, None, None, "harmonic", "", None, seconds, None, 0.0)
     factors, verdict = proved
     rows, degree = factors.details.get("rows", ""), factors.details.get("degree")
-    started, lower = time.perf_counter(), None
+    started, lower, lower_seconds = time.perf_counter(), None, 0.0
     if effort is not None:
         settings = {"effort": effort, "seed": SEED}
         lower = lower_problem(problem, eps, "auto", settings, MEMORY, lambda name: engine.progress).rank
+        lower_seconds = time.perf_counter() - started
     return Point(
         family=family.name,
         n=n,
@@ -395,7 +396,7 @@ def _measure(family: Family, n: int, eps: float, beta: float, effort: str | None
         degree=degree,
         seconds=seconds,
         lower=lower,
-        lower_seconds=time.perf_counter() - started,
+        lower_seconds=lower_seconds,
     )
 
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import rankcert
 from rankcert import cli
 
-COMMANDS = ("certify", "verify", "audit", "dimension", "heads", "laws")
+COMMANDS = ("certify", "verify", "audit", "bracket", "dimension", "heads", "laws")
 
 
 class Run:

@@ -1,7 +1,8 @@
 """Whatever the package calls a bound was returned by the checker.
 
 The package's source outside rankcert/checker is read, not run. A name is *bound-like* when one of its words is bound
-or bounds (`bound`, `row_bounds`, `lower_bound`), unless it ends in `_est` or is the flag `return_bound`. Every value
+or bounds (`bound`, `row_bounds`), or if it is `eps_below`, unless it ends in `_est` or is the flag `return_bound` or the
+record `lower_bound`, whose number is a rank and comes from its verdict (test_brackets.py). Every value
 that a bound-like name receives - a variable, an attribute, a keyword, a dictionary key, a parameter filled by
 position, the result of a function - must be passed along: None, something bound-like, a choice between such things, or
 a local variable that only ever receives them. Arithmetic, calls, numbers and everything else is a violation, and so is
@@ -20,7 +21,16 @@ import pytest
 import rankcert
 
 ROOT = Path(rankcert.__file__).parent
-CHECKER_ONLY = ("Verdict", "conclude", "setattr", "__setattr__")  # would make a bound behind this file's back
+NO_BOUNDS = ("return_bound", "lower_bound")  # a flag; a record and the function that makes it
+CHECKER_ONLY = (  # would make a bound behind this file's back
+    "Verdict",
+    "LowerVerdict",
+    "BracketVerdict",
+    "conclude",
+    "conclude_lower",
+    "setattr",
+    "__setattr__",
+)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Signatures = dict[
@@ -31,9 +41,9 @@ Signatures = dict[
 def is_bound_like(name: object) -> bool:
     return (
         isinstance(name, str)
-        and bool({"bound", "bounds"} & set(name.split("_")))
+        and (bool({"bound", "bounds"} & set(name.split("_"))) or name == "eps_below")
         and not name.endswith("_est")
-        and name != "return_bound"
+        and name not in NO_BOUNDS
     )
 
 
@@ -241,6 +251,9 @@ PLANTED = [
     "def f():\n    x = a.bound\n    def g(x):\n        bound = x",
     "def f(x):\n    def g(y):\n        bound = y\n    return g",
     "Verdict(status='PROVED')",
+    "LowerVerdict(status='PROVED')",
+    "conclude_lower(inputs, 'bernstein', 3, 0.1, 0.2, engine='mine')",
+    "eps_below = witness.eps_est",
     "conclude(inputs, 3, 0.1, upper, lower, engine='mine')",
     "object.__setattr__(verdict, 'b' + 'ound', 0.0)",
     "setattr(verdict, name, 0.0)",
@@ -250,6 +263,7 @@ HARMLESS = [
     "bound = None if verdict is None else verdict.bound",
     "bound_est = compute()",
     "boundary = 3.0",
+    "lower_bound = search(problem)",
     "def query(q, *, return_bound=False): pass",
     "floor = verdict.bound\nallowed = floor + 1.0\nbound = floor",
     "best = a.bound\nbest = b.bound\nrank, bound = 3, best",
