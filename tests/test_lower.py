@@ -218,46 +218,46 @@ def test_leakage_proves_no_more_than_it_can(data, eps, variant):
     assert verdict.rank >= math.ceil(exact - 1e-8 * (1 + size))  # tightness
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    known=st.integers(1, 4),
-    few=st.sampled_from(["queries", "keys"]),
-    sharp=st.floats(0.5, 12.0),
-    jitter=st.sampled_from([0.0, 1e-6, 1e-3, 0.03]),
-    causal=st.booleans(),
-)
-def test_never_above_a_rank_known_by_construction(seed, known, few, sharp, jitter, causal):
+def test_never_above_a_rank_known_by_construction():
     """`known` distinct queries or keys make that rank; jittering a row's logits by osc moves it 2 tanh(osc/4)."""
-    rng = np.random.default_rng(seed)
-    n, m, d = 8, 14, 5
-    q, k = sharp * rng.normal(size=(n, d)), rng.normal(size=(m, d))
-    if few == "queries":
-        q = q[np.arange(n) % known]
-    else:
-        k = k[np.arange(m) % known]
-    moved = q + jitter * rng.normal(size=q.shape), k + jitter * rng.normal(size=k.shape)
-    options = {
-        "scale": 1.0,
-        "causal": causal,
-        "offset": m if causal else 0,
-    }  # the mask hides nothing: rank is rank
-    change = moved[0] @ moved[1].T - q @ k.T
-    eps = float(2 * np.tanh((change.max(axis=1) - change.min(axis=1)) / 4).max()) * (1 + 1e-9) + 1e-12
-    inputs = read_inputs(*moved, **options)
-    attention = dense_attention(*moved, **options)
-    for size in sorted({1, known, known + 1, n}):
-        rows = good_rows(attention, size)
-        for weights in (good_weights(attention[rows]), good_weights(attention[rows], 32767)):
-            verdict = check_bernstein(inputs, rows, np.arange(m), weights, eps=eps)
-            assert verdict.rank <= known
-            assert size <= known or verdict.eps_below <= eps
-        assert check_leakage(inputs, rows, eps=eps).rank <= known
-    assert (
-        few == "keys"
-        or jitter > 1e-4
-        or check_bernstein(inputs, [0], np.zeros(m, int), np.ones((1, 1), np.int8), eps=0.5)
+    reached = {0.0: 0, 1e-6: 0, 1e-3: 0, 0.03: 0}
+
+    @settings(max_examples=200, deadline=None, database=None, derandomize=True)
+    @given(
+        seed=st.integers(0, 2**32 - 1),
+        known=st.integers(1, 4),
+        few=st.sampled_from(["queries", "keys"]),
+        sharp=st.floats(0.5, 12.0),
+        jitter=st.sampled_from(sorted(reached)),
+        causal=st.booleans(),
     )
+    def check(seed, known, few, sharp, jitter, causal):
+        rng = np.random.default_rng(seed)
+        n, m, d = 8, 14, 5
+        q, k = sharp * rng.normal(size=(n, d)), rng.normal(size=(m, d))
+        if few == "queries":
+            q = q[np.arange(n) % known]
+        else:
+            k = k[np.arange(m) % known]
+        moved = q + jitter * rng.normal(size=q.shape), k + jitter * rng.normal(size=k.shape)
+        options = {"scale": 1.0, "causal": causal, "offset": m if causal else 0}  # a mask that hides nothing
+        change = moved[0] @ moved[1].T - q @ k.T
+        swing = (change.max(axis=1) - change.min(axis=1)).max()
+        eps = float(2 * np.tanh(swing / 4)) * (1 + 1e-9) + 1e-12
+        inputs, attention = read_inputs(*moved, **options), dense_attention(*moved, **options)
+        for size in sorted({1, known, known + 1, n}):
+            rows = good_rows(attention, size)
+            for most in (127, 32767):
+                verdict = check_bernstein(
+                    inputs, rows, np.arange(m), good_weights(attention[rows], most), eps=eps
+                )
+                assert verdict.rank <= known
+                assert size <= known or verdict.eps_below <= eps
+                reached[jitter] += verdict.rank == known > 1
+            assert check_leakage(inputs, rows, eps=eps).rank <= known
+
+    check()
+    assert min(reached.values()) >= 10, reached  # and the rank itself is proved, of many
 
 
 def test_exact_ties_are_not_accepted():
