@@ -17,7 +17,7 @@ import safetensors.numpy
 from flint import arb
 from golden.make import HERE as GOLDEN
 from golden.make import golden_head
-from hostile.make import CASES, add, both, drop, entry, field, not_a_size
+from hostile.make import CASES, add, both, cut, drop, entry, field, not_a_size
 from hostile.plain import EXAMPLE_K, EXAMPLE_Q, binding, bracket_draft, example, lower_draft, lower_example
 from hostile.reasons import reasons_in_the_source
 from hypothesis import given, settings
