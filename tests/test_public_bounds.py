@@ -23,13 +23,9 @@ import rankcert
 ROOT = Path(rankcert.__file__).parent
 NO_BOUNDS = ("return_bound", "lower_bound")  # a flag; a record and the function that makes it
 CHECKER_ONLY = (  # would make a bound behind this file's back
-    "Verdict",
-    "LowerVerdict",
-    "BracketVerdict",
-    "conclude",
-    "conclude_lower",
-    "setattr",
-    "__setattr__",
+    *("Verdict", "LowerVerdict", "BracketVerdict"),
+    *("conclude", "conclude_lower", "conclude_leakage"),
+    *("setattr", "__setattr__"),
 )
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -251,8 +247,9 @@ PLANTED = [
     "def f():\n    x = a.bound\n    def g(x):\n        bound = x",
     "def f(x):\n    def g(y):\n        bound = y\n    return g",
     "Verdict(status='PROVED')",
-    "LowerVerdict(status='PROVED')",
-    "conclude_lower(inputs, 'bernstein', 3, 0.1, 0.2, engine='mine')",
+    "LowerVerdict(status='PROVED', rank=9)",
+    "BracketVerdict('PROVED', '', lower, upper)",
+    "conclude_lower(inputs, 'bernstein', 9, 0.1, 0.2, engine='mine')",
     "eps_below = witness.eps_est",
     "conclude(inputs, 3, 0.1, upper, lower, engine='mine')",
     "object.__setattr__(verdict, 'b' + 'ound', 0.0)",

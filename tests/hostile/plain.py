@@ -95,7 +95,9 @@ def draft(left, right, log_normaliser, *, rank, eps, head: dict, method="hand", 
     return Draft(fields | head, tensors, body)
 
 
-def lower_draft(rows, groups, weights, *, m, n, eps, head: dict, kind="bernstein", rank=None, details=None) -> Draft:
+def lower_draft(
+    rows, groups, weights, *, m, n, eps, head: dict, kind="bernstein", rank=None, details=None
+) -> Draft:
     """A sound draft of a lower bound with int8 weights (a list of K rows); no groups and weights for leakage."""
     count = 0 if weights is None else len(weights)
     parts = {"rows": ("I32", [len(rows)], rows, "i")}
