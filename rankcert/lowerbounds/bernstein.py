@@ -23,7 +23,9 @@ __all__ = ["find_bernstein", "sweep_bernstein"]
 
 POWER = 0.5  # of a key's largest weight in the metric
 BETA = np.float32(1.8)  # over-relaxation of the splitting
-MARGIN = 3e-4  # of eps, for single precision and for rounding to integers
+MARGIN = 1e-3  # of eps, for single precision and for rounding to integers
+SLACK, POLISH = 4e-3, 500  # more of it that is tried for where that is not enough, and steps of the splitting for it
+KEPT = 4  # sets of rows kept until one survives the rounding
 STEPS, STALL = 60, 20  # of the splitting for one set of rows, and without a better worst key
 GAIN = 0.995  # of the worst key that counts as better
 START = 1.5  # singular values above eps / START say how many rows to begin with
@@ -31,7 +33,9 @@ SHED = 0.5  # how fast rows are given up at the beginning
 NUMERIC = 1e-12  # squared size of what is left of a row beside the chosen ones, below which it is rounding
 TENURE = 8  # swaps during which a row that moved stays where it is
 PATIENCE = 60  # swaps without a better worst key after which a set of rows is left
-RANDOM_SHED, RANDOM_ADD = 0.7, 0.7  # mean place of the row taken, in order of promise
+PROGRESS = 0.998  # of the worst key that keeps a chain of swaps alive
+RETURN = 1.02  # of the lowest worst key of a chain, beyond which it goes back there
+PLACE = 1.5  # mean place, about, of the row that moves, in order of promise
 CALL = 2e6  # what a call costs beside its arithmetic, in floating-point operations
 FLOPS = 3e10  # of the walk in a second on one core, about
 WORK = {"fast": 0.3, "balanced": 3.0, "high": 12.0, "max": 60.0}  # seconds at n = m = 256, about
@@ -55,7 +59,7 @@ class _Walk:
     random: np.random.Generator
     work: float  # that may still be done, in floating-point operations
     rows: list[int] = field(default_factory=list)
-    best: _Kept | None = None
+    kept: list[_Kept] = field(default_factory=list)
     covered: float = np.inf  # the largest l1 norm of what the span of P_S leaves of a row
 
     def __post_init__(self):
@@ -107,12 +111,28 @@ class _Walk:
             worst = float((self.norms / self.radius).max())
             self.work -= 4 * self._zero.size * (len(self.rows) + 8) + CALL
             if worst <= 1.0:
-                self.best = _Kept(self.rows, self.state.copy(), self.weights, self.threshold.copy())
+                self.kept = [*self.kept[1 - KEPT :], self.snapshot()]
                 return True
             self.worst, since = (worst, 0) if worst < GAIN * self.worst else (self.worst, since + 1)
             if since > STALL:
                 break
         return False
+
+    def snapshot(self) -> _Kept:
+        return _Kept(self.rows, self.state.copy(), self.weights, self.threshold.copy())
+
+    def restore(self, kept: _Kept) -> None:
+        self.put(list(kept.rows), kept.state.copy())
+        self.weights, self.threshold = kept.weights, kept.threshold.copy()
+
+    def polish(self) -> None:
+        """Look for a better G for the last set that will do, one that bears more rounding."""
+        self.restore(self.kept.pop())
+        best = self.snapshot()
+        self.radius *= np.float32(1.0 - SLACK)
+        if not self.go(POLISH):
+            self.kept.append(best)
+        self.radius /= np.float32(1.0 - SLACK)
 
     def solve(self) -> None:
         """weights = the nearest point to the state with P_S G = I."""
@@ -126,8 +146,10 @@ class _Walk:
 
     def drop(self, places: np.ndarray) -> None:
         """Give up the rows at these places of S. What is left of G still solves."""
+        # From G, not from the state: while S will not do, the state drifts away from both sets, the longer the
+        # further, and would have to come all the way back.
         keep = np.setdiff1d(np.arange(len(self.rows)), places)
-        self.put([self.rows[place] for place in keep], self.state[:, keep])
+        self.put([self.rows[place] for place in keep], self.weights[:, keep])
 
     def offers(self) -> tuple[np.ndarray, np.ndarray]:
         """What adding each row would cost the keys over the limit (inf: impossible), and what S leaves of the rows."""
@@ -165,52 +187,49 @@ class _Walk:
         """One row more than the best set, then swaps until the set will do; from the best set again and again."""
         total = self.work
         while self.work > 0:
-            self._restore()
+            self.restore(self.kept[-1])
             cost, rest = self.offers()
             if not np.isfinite(cost).any():
                 return
             if self.covered < self.eps:
                 return  # P is within eps of its projection to the span of P_S, of rank N: no larger rank is proved
-            self.add(self._choose(cost, RANDOM_ADD), rest)
+            self.add(self._choose(cost), rest)
             self._swap()
             if progress:
                 progress(int(total - max(self.work, 0)), int(total))
 
-    def _restore(self) -> None:
-        best = self.best
-        self.put(list(best.rows), best.state)
-        self.weights, self.threshold = best.weights, best.threshold.copy()
-
-    def _choose(self, cost: np.ndarray, mean: float) -> int:
+    def _choose(self, cost: np.ndarray) -> int:
         """One of the cheapest, at a random place in order of cost."""
         possible = int(np.isfinite(cost).sum())
-        place = min(int(self.random.exponential(mean)), possible - 1)
+        place = min(int(self.random.exponential(PLACE)), possible - 1)
         return int(np.argpartition(cost, place)[place])
 
     def _swap(self) -> None:
         """Swap rows until S will do or nothing is gained any more."""
         moved: dict[int, int] = {}  # row: the turn up to which it stays
-        lowest, turn, since = np.inf, 0, 0
+        lowest, turn, since, best = np.inf, 0, 0, None
         while self.work > 0 and not self.go():
             turn += 1
-            lowest, since = (self.worst, turn) if self.worst < 0.998 * lowest else (lowest, since)
+            if self.worst < PROGRESS * lowest:
+                lowest, since, best = self.worst, turn, self.snapshot()
+            elif self.worst > RETURN * lowest:
+                self.restore(best)
             if turn - since > PATIENCE:
                 return
-            held = {row for row, until in moved.items() if until > turn}
-            loads = np.where(np.isin(self.rows, list(held)), np.inf, -self.loads())
+            held = [row for row, until in moved.items() if until > turn]
+            loads = np.where(np.isin(self.rows, held), np.inf, -self.loads())
             if not np.isfinite(loads).any():
                 return
-            place = self._choose(loads, RANDOM_SHED)
-            moved[self.rows[place]] = turn + TENURE
-            held.add(self.rows[place])
+            place = self._choose(loads)
+            gone = self.rows[place]
             self.drop(np.array([place]))
             self.solve()
             cost, rest = self.offers()
-            cost[list(held)] = np.inf
+            cost[[*held, gone]] = np.inf
             if not np.isfinite(cost).any():
                 return
-            row = self._choose(cost, RANDOM_ADD)
-            moved[row] = turn + TENURE
+            row = self._choose(cost)
+            moved[gone] = moved[row] = turn + TENURE
             self.add(row, rest)
 
 
@@ -241,7 +260,7 @@ def find_bernstein(
         walk = _Walk(block.attention, eps, np.random.default_rng(seed), WORK[effort] * FLOPS)
         try:
             walk.descend(_first_rows(block.attention, eps))
-            if walk.best is not None:
+            if walk.kept:
                 walk.climb(progress)
         except KeyboardInterrupt:
             interrupted = True
@@ -256,13 +275,23 @@ def _first_rows(attention: np.ndarray, eps: float) -> np.ndarray:
 
 
 def _finish(block: Block, walk: _Walk, eps: float) -> Found | None:
-    """The best set of the walk in integers."""
-    if walk.best is None:
-        return None
-    rows = np.array(walk.best.rows)
-    order = np.argsort(rows)
-    weights = (walk.best.weights.astype(np.float64) / walk.size[:, None])[:, order]
-    rows = rows[order]
+    """The largest set of the walk that survives rounding to integers."""
+    while walk.kept:
+        kept = walk.kept[-1]
+        made = _round(block, walk, kept, eps)
+        if made is None:
+            walk.polish()
+            made = _round(block, walk, walk.kept[-1], eps)
+        if made is not None:
+            return made
+        walk.kept.pop()
+    return None
+
+
+def _round(block: Block, walk: _Walk, kept: _Kept, eps: float) -> Found | None:
+    order = np.argsort(kept.rows)
+    rows = np.array(kept.rows)[order]
+    weights = (kept.weights.astype(np.float64) / walk.size[:, None])[:, order]
     made = quantise(block.attention[rows], weights, eps)
     return made and Found(block.rows[rows], block.groups, *made)
 
