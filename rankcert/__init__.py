@@ -24,9 +24,11 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _HOME = {
+    "BracketVerdict": "rankcert.checker",
     "Candidate": "rankcert.certificates",
     "CannotCertify": "rankcert.errors",
     "Certificate": "rankcert.certificates",
+    "LowerVerdict": "rankcert.checker",
     "InvalidInput": "rankcert.errors",
     "METHODS": "rankcert.constructions",
     "MalformedCertificate": "rankcert.errors",
@@ -46,7 +48,9 @@ _HOME = {
     "rank_curve": "rankcert.certification",
     "survey_heads": "rankcert.survey",
     "verify": "rankcert.checker",
+    "verify_bracket": "rankcert.checker",
     "verify_domain": "rankcert.checker",
+    "verify_lower": "rankcert.checker",
 }
 
 __all__ = sorted(_HOME)

@@ -16,12 +16,47 @@ from pathlib import Path
 
 import numpy as np
 
-from rankcert.checker import Claim, Inputs, Verdict, applied_row_bounds, cancellation_upper, read_claim
-from rankcert.checker.claim import FORMAT_NAME, FORMAT_VERSION, MAX_BRACKETS, MAX_HEADER, read_fields
+from rankcert.checker import (
+    Claim,
+    Inputs,
+    LowerClaim,
+    Verdict,
+    applied_row_bounds,
+    cancellation_upper,
+    read_claim,
+)
+from rankcert.checker.claim import (
+    DTYPES,
+    FORMAT_NAME,
+    FORMAT_VERSION,
+    MAX_BRACKETS,
+    MAX_HEADER,
+    Statement,
+    read_fields,
+)
 from rankcert.checker.inputs import exact_float64
+from rankcert.checker.lower import read_rows, read_weights
+from rankcert.checker.lower_claim import (
+    BRACKET_FORMAT,
+    BRACKET_VERSION,
+    LOWER_FORMAT,
+    LOWER_VERSION,
+    read_bracket_fields,
+    read_lower_fields,
+)
 from rankcert.errors import InvalidInput
 
-__all__ = ["Candidate", "Certificate", "file_pieces", "load", "make_certificate", "write_pieces"]
+__all__ = [
+    "Candidate",
+    "Certificate",
+    "bracket_pieces",
+    "file_pieces",
+    "load",
+    "lower_pieces",
+    "make_certificate",
+    "make_lower_claim",
+    "write_pieces",
+]
 
 APPLY_ROWS = 256  # rows of one block of the causal product
 
@@ -139,40 +174,93 @@ class Certificate(Claim):
         return file_pieces(self._fields(), tensors)
 
     def _fields(self) -> str:
-        from rankcert import __version__
-
         fields = {
             "format": FORMAT_NAME,
             "format_version": FORMAT_VERSION,
             "n": self.left.shape[0],
             "m": self.right.shape[0],
             "rank": self.rank,
-            "eps": self.eps,
-            "scale": self.scale,
-            "causal": self.causal,
-            "offset": self.offset,
-            "method": self.method,
-            "details": dict(self.details),
-            "writer": f"rankcert {__version__}",
-            **self.digests,
+            **_statement_fields(self),
         }
-        text = json.dumps(fields, sort_keys=True, allow_nan=False)
-        read_fields(text)  # what the reader would refuse is not written
-        return text
+        return _checked_text(fields, read_fields)
+
+
+def _statement_fields(statement: Statement) -> dict:
+    """What every file says, whatever its statement is."""
+    from rankcert import __version__
+
+    names = ("eps", "scale", "causal", "offset", "method")
+    fields = {name: getattr(statement, name) for name in names}
+    fields |= {"details": dict(statement.details), "writer": f"rankcert {__version__}"}
+    return fields | statement.digests
+
+
+def _checked_text(fields: dict, read) -> str:
+    text = json.dumps(fields, sort_keys=True, allow_nan=False)
+    read(text)  # what the reader would refuse is not written
+    return text
+
+
+def lower_pieces(lower: LowerClaim) -> list[bytes | np.ndarray]:
+    """The file of a lower bound (checker/FORMAT.md) in order: length and header in one, then the tensors."""
+    fields = {
+        "format": LOWER_FORMAT,
+        "format_version": LOWER_VERSION,
+        "n": lower.n,
+        "m": lower.m,
+        "kind": lower.kind,
+        "rank": lower.rank,
+        **_witness_counts(lower),
+        **_statement_fields(lower),
+    }
+    return file_pieces(_checked_text(fields, read_lower_fields), _witness_tensors(lower))
+
+
+def bracket_pieces(certificate: Claim, lower: LowerClaim) -> list[bytes | np.ndarray]:
+    """The file of a bracket (checker/FORMAT.md): a certificate and a lower bound about the same head and eps."""
+    for name in ("eps", "scale", "causal", "offset", "digests"):
+        if getattr(certificate, name) != getattr(lower, name):
+            raise InvalidInput(f"the certificate and the lower bound of a bracket differ in {name}")
+    fields = {
+        "format": BRACKET_FORMAT,
+        "format_version": BRACKET_VERSION,
+        "n": lower.n,
+        "m": lower.m,
+        "rank": certificate.rank,
+        "lower_kind": lower.kind,
+        "lower_rank": lower.rank,
+        "lower_method": lower.method,
+        "lower_details": dict(lower.details),
+        **_witness_counts(lower),
+        **_statement_fields(certificate),
+    }
+    tensors = {name: getattr(certificate, name) for name in ("left", "log_normaliser", "right")}
+    return file_pieces(_checked_text(fields, read_bracket_fields), tensors | _witness_tensors(lower))
+
+
+def _witness_counts(lower: LowerClaim) -> dict[str, int]:
+    groups = 0 if lower.weights is None else lower.weights.shape[0]
+    return {"row_count": lower.rows.size, "group_count": groups}
+
+
+def _witness_tensors(lower: LowerClaim) -> dict[str, np.ndarray]:
+    tensors = {"groups": lower.groups, "rows": lower.rows, "weights": lower.weights}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def file_pieces(fields: str, tensors: Mapping[str, np.ndarray]) -> list[bytes | np.ndarray]:
-    """A certificate file in order (checker/FORMAT.md): length and header in one, then the tensors as given."""
+    """A file in order (checker/FORMAT.md): length and header in one, then the tensors as given."""
     entries, arrays, stop = {}, [], 0
     for name, tensor in tensors.items():
-        array = np.ascontiguousarray(tensor, dtype="<f8")
+        dtype = next(code for code, plain in DTYPES.items() if tensor.dtype == plain)
+        array = np.ascontiguousarray(tensor, dtype=DTYPES[dtype])
         start, stop = stop, stop + array.nbytes
-        entries[name] = {"dtype": "F64", "shape": list(array.shape), "data_offsets": [start, stop]}
+        entries[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [start, stop]}
         arrays.append(array)
     header = json.dumps({"__metadata__": {"rankcert": fields}, **entries}, separators=(",", ":"))
     header += " " * (-len(header) % 8)
     if len(header) > MAX_HEADER or header.count("{") + header.count("[") > MAX_BRACKETS:
-        raise InvalidInput("the details of this certificate do not fit into the header of its file")
+        raise InvalidInput("the details of this record do not fit into the header of its file")
     return [struct.pack("<Q", len(header)) + header.encode("ascii"), *arrays]
 
 
@@ -222,6 +310,49 @@ def make_certificate(
         details=dict(details),
         verdict=verdict,
         candidates=tuple(candidates),
+    )
+
+
+def make_lower_claim(
+    inputs: Inputs,
+    *,
+    kind: str,
+    eps: float,
+    rank: int,
+    rows,
+    groups=None,
+    weights=None,
+    method: str,
+    details: Mapping[str, int | float | str],
+) -> LowerClaim:
+    """The record of a witness, as its file would hold it: rows sorted, arrays that cannot be written to.
+
+    kind "bernstein" takes rows (N,), groups (m,) and int8 or int16 weights (K, N), rank = N; "leakage" rows alone.
+    Whether it proves anything is for the checker to say. InvalidInput for arrays that are no witness.
+    """
+    rows = read_rows(inputs, rows)
+    if kind == "bernstein":
+        groups, weights = read_weights(inputs, rows, groups, weights)
+        groups, weights = groups.astype(np.int32), np.array(weights)
+    else:
+        groups = weights = None
+    arrays = {"rows": rows.astype(np.int32), "groups": groups, "weights": weights}
+    for array in arrays.values():
+        if array is not None:
+            array.flags.writeable = False
+    return LowerClaim(
+        eps=eps,
+        scale=inputs.scale,
+        causal=inputs.causal,
+        offset=inputs.offset,
+        digests=inputs.digests,
+        method=method,
+        details=dict(details),
+        n=inputs.n,
+        m=inputs.m,
+        kind=kind,
+        rank=rank,
+        **arrays,
     )
 
 

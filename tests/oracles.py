@@ -1,6 +1,7 @@
 """Independent ways to know the right answer. They share no code with the package.
 
-`ball_errors` follows the definition in 160-bit balls from exact dot products; `dense_attention` is plain NumPy;
+`ball_errors`, `ball_limit` and `ball_leakage` follow the definitions in balls, from exact dot products;
+`dense_attention` is plain NumPy;
 `second_bound` is the checker's formula written again, with NumPy's exp taken at 8 units of rounding.
 """
 
@@ -29,29 +30,70 @@ def allowed(n: int, m: int, causal: bool, offset: int) -> np.ndarray:
     return np.arange(m)[None, :] <= np.arange(n)[:, None] + offset
 
 
-def ball_errors(q, k, left, right, *, scale, key_bias=None, causal=False, offset=0, rows=None):
-    """[(lower, upper)] of sum_j |P_ij - (left right^T)_ij| as 160-bit arb ends, by the definition."""
-    q, k, left, right = (rationals(x) for x in (q, k, left, right))
+def ball_attention(q, k, rows, *, scale, key_bias=None, causal=False, offset=0) -> list[list[arb | None]]:
+    """These rows of P in balls of the precision in force: zero at masked keys, None at disallowed ones."""
+    q, k = rationals(q), rationals(k)
     bias = [0.0] * len(k) if key_bias is None else [float(b) for b in key_bias]
     may = allowed(len(q), len(k), causal, offset)
+    attention = []
+    for i in rows:
+        logits = {
+            j: arb(exact_dot(q[i], k[j])) * arb(scale) + arb(bias[j])
+            for j in range(len(k))
+            if may[i, j] and bias[j] > -math.inf
+        }
+        top = arb(max(float(x) for x in logits.values()))
+        weights = {j: (x - top).exp() for j, x in logits.items()}
+        total = sum(weights.values(), arb(0))
+        attention.append(
+            [(weights[j] / total if j in weights else arb(0)) if may[i, j] else None for j in range(len(k))]
+        )
+    return attention
+
+
+def ball_errors(q, k, left, right, *, rows=None, **options):
+    """[(lower, upper)] of sum_j |P_ij - (left right^T)_ij| as 160-bit arb ends, by the definition."""
+    left, right = rationals(left), rationals(right)
+    rows = range(len(q)) if rows is None else rows
     ends = []
     with flint.ctx.workprec(160):
-        for i in range(len(q)) if rows is None else rows:
-            logits = {
-                j: arb(exact_dot(q[i], k[j])) * arb(scale) + arb(bias[j])
-                for j in range(len(k))
-                if may[i, j] and bias[j] > -math.inf
-            }
-            top = arb(max(float(x) for x in logits.values()))
-            weights = {j: (x - top).exp() for j, x in logits.items()}
-            total = sum(weights.values(), arb(0))
+        for i, attention in zip(rows, ball_attention(q, k, rows, **options), strict=True):
             error = arb(0)
-            for j in range(len(k)):
-                if may[i, j]:
-                    p = weights[j] / total if j in weights else arb(0)
+            for j, p in enumerate(attention):
+                if p is not None:
                     error += abs(p - arb(exact_dot(left[i], right[j])))
             ends.append((error.lower(), error.upper()))
     return ends
+
+
+def ball_limit(q, k, rows, groups, weights, **options) -> tuple[arb, arb]:
+    """Ends of min |A G z|_inf / |G z|_inf over z: below it, and at no larger eps by this witness, rank N is proved.
+
+    A: rows of P added up by groups, G: any weights (K, N), ints or floats. (0, inf) when A G has no inverse in balls.
+    """
+    count, size = np.shape(weights)
+    with flint.ctx.workprec(400):
+        sums = flint.arb_mat(size, count)
+        for c, attention in enumerate(ball_attention(q, k, rows, **options)):
+            for j, p in enumerate(attention):
+                if groups[j] >= 0:
+                    sums[c, int(groups[j])] += p  # a disallowed key with a group fails here: it is no witness
+        exact = flint.arb_mat(count, size, [arb(float(x)) for x in np.ravel(weights)])
+        try:
+            inverse = exact * (sums * exact).inv()
+        except ZeroDivisionError:
+            return arb(0), arb("inf")
+        norms = [sum((abs(inverse[g, c]) for c in range(size)), arb(0)) for g in range(count)]
+        limit = 1 / max(norms, key=lambda x: float(x.mid()))
+        return (limit.lower(), limit.upper()) if limit.is_finite() else (arb(0), arb("inf"))
+
+
+def ball_leakage(q, k, rows, **options) -> tuple[arb, arb]:
+    """Ends of sum_j max_i P_ij, i in rows, over the keys that all of them may see."""
+    with flint.ctx.workprec(160):
+        columns = zip(*ball_attention(q, k, rows, **options), strict=True)
+        total = sum((max(c, key=lambda x: float(x.mid())) for c in columns if None not in c), arb(0))
+        return total.lower(), total.upper()
 
 
 def ball_outputs(q, k, values, *, scale, key_bias=None) -> list[list[arb]]:

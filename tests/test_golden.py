@@ -23,7 +23,7 @@ def files(version: int):
 
 
 def test_every_version_has_its_file():
-    assert sorted(path.name for path in GOLDEN.glob("*.safetensors")) == [
+    assert sorted(path.name for path in GOLDEN.glob("version-*.safetensors")) == [
         f"version-{version}.safetensors" for version in VERSIONS
     ]
 

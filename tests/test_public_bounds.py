@@ -20,7 +20,11 @@ import pytest
 import rankcert
 
 ROOT = Path(rankcert.__file__).parent
-CHECKER_ONLY = ("Verdict", "conclude", "setattr", "__setattr__")  # would make a bound behind this file's back
+CHECKER_ONLY = (  # would make a bound behind this file's back
+    *("Verdict", "LowerVerdict", "BracketVerdict"),
+    *("conclude", "conclude_lower", "conclude_leakage", "conclude_bracket"),
+    *("setattr", "__setattr__"),
+)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Signatures = dict[
@@ -241,6 +245,9 @@ PLANTED = [
     "def f():\n    x = a.bound\n    def g(x):\n        bound = x",
     "def f(x):\n    def g(y):\n        bound = y\n    return g",
     "Verdict(status='PROVED')",
+    "LowerVerdict(status='PROVED', rank=9)",
+    "BracketVerdict('PROVED', '', lower, upper)",
+    "conclude_lower(inputs, 'bernstein', 9, 0.1, 0.2, engine='mine')",
     "conclude(inputs, 3, 0.1, upper, lower, engine='mine')",
     "object.__setattr__(verdict, 'b' + 'ound', 0.0)",
     "setattr(verdict, name, 0.0)",

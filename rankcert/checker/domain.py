@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from rankcert.checker.claim import COUNT, MAX_HEADER, NUMBER, POSITIVE, TEXT, read_file, take_fields
+from rankcert.checker.claim import COUNT, MAX_HEADER, NUMBER, POSITIVE, TEXT, Tensor, read_file, take_fields
 from rankcert.checker.errors import InvalidInput
 from rankcert.checker.inputs import SIZE_LIMIT, VALUE_LIMIT, exact_float64
 from rankcert.checker.kernel import EPS_M, exponentials, require_safe_arithmetic
@@ -277,7 +277,9 @@ def read_domain_fields(text: str) -> dict:
 def read_domain_claim(source: str | os.PathLike | bytes) -> DomainClaim:
     """Read a domain certificate from a path or its bytes. MalformedCertificate names the broken rule of FORMAT.md."""
     most = 8 + MAX_HEADER + 8 * (MAX_DEGREE + 1)
-    said, arrays = read_file(source, read_domain_fields, lambda f: {"coefficients": (f["degree"] + 1,)}, most)
+    said, arrays = read_file(
+        source, read_domain_fields, lambda f: {"coefficients": Tensor((f["degree"] + 1,))}, most
+    )
     domain = Domain(**{field.name: said[field.name] for field in fields(Domain)})
     return DomainClaim(domain, said["eps"], arrays["coefficients"])
 

@@ -17,7 +17,6 @@ from threadpoolctl import ThreadpoolController
 
 from rankcert.checker import _kernel
 from rankcert.checker.errors import InvalidInput, RankcertError
-from rankcert.checker.inputs import Inputs
 from rankcert.checker.kernel import BLOCK, LANES, VARIANTS, default_variant, require_safe_arithmetic
 
 __all__ = ["Engine", "ProductFault", "blas_threads", "processors", "sweep"]
@@ -80,18 +79,19 @@ def blas_threads(count: int):
 
 
 def sweep(
-    inputs: Inputs,
+    reach: np.ndarray,
     engine: Engine,
     pairs: Sequence[tuple[np.ndarray, np.ndarray]],
     visit: Callable[[slice, slice, list[np.ndarray], np.ndarray], None],
 ) -> None:
     """Call visit(rows, columns, products, reach) for every tile and block that some row reaches.
 
-    `products` are left[rows] @ right[columns].T for each (left, right) of `pairs`, in buffers that are reused;
-    `reach` is how many of the block's columns each row may see. The blocks of one tile come in order of columns,
-    in one thread. Raises UnsafeArithmetic, or ProductFault when a spot check fails.
+    `reach` (n,), not decreasing, is how many leading columns each row may see. `products` are left[rows] @
+    right[columns].T for each (left, right) of `pairs`, in buffers that are reused, and visit's `reach` is how many of
+    the block's columns each row may see. The blocks of one tile come in order of columns, in one thread. Raises
+    UnsafeArithmetic, or ProductFault when a spot check fails.
     """
-    n, m = inputs.n, inputs.m
+    n, m = reach.size, pairs[0][1].shape[0]
     pairs = [_without_zero_columns(left, right) for left, right in pairs]
     threads = engine.thread_count
     if n * m * sum(left.shape[1] for left, _ in pairs) < SMALL:
@@ -108,8 +108,8 @@ def sweep(
     def work(rows: slice) -> int:
         require_safe_arithmetic()
         buffers = free.get()
-        reach = inputs.reach[rows]
-        for start in range(0, int(reach[-1]), BLOCK):
+        seen = reach[rows]
+        for start in range(0, int(seen[-1]), BLOCK):
             columns = slice(start, min(start + BLOCK, m))
             products = []
             for (left, right), buffer in zip(pairs, buffers, strict=True):
@@ -117,7 +117,7 @@ def sweep(
                 if engine.gemm == "blas":
                     _spot_check(left[rows], right[columns], product, spots, rows.start * m + start)
                 products.append(product)
-            visit(rows, columns, products, np.clip(reach - start, 0, columns.stop - start))
+            visit(rows, columns, products, np.clip(seen - start, 0, columns.stop - start))
         free.put(buffers)
         return rows.stop
 

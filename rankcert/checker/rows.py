@@ -12,6 +12,9 @@ from rankcert.checker.kernel import BLOCK, EPS_M, LANES, exponentials, require_s
 from rankcert.checker.verdict import Verdict, conclude
 
 __all__ = [
+    "DOWN",
+    "HINT_LIMIT",
+    "UP",
     "applied_row_bounds",
     "cancellation_upper",
     "check_rows",
@@ -20,6 +23,7 @@ __all__ = [
     "logit_residual",
     "read_eps",
     "read_factors",
+    "weight_terms",
 ]
 
 FACTOR_LIMIT = 2.0**250  # entries of the factors (guard G)
@@ -40,18 +44,23 @@ def read_eps(eps) -> float:
     return value
 
 
-def find_log_normalisers(inputs: Inputs, engine: Engine | None = None) -> np.ndarray:
-    """log Z_i of every row over its kept keys, by one sweep: a hint for `check_rows`, not a proved number."""
+def find_log_normalisers(
+    inputs: Inputs, engine: Engine | None = None, chosen: np.ndarray | None = None
+) -> np.ndarray:
+    """log Z_i over the kept keys of every row, or of the `chosen` ones (increasing): a hint, not a proved number."""
     engine = engine or Engine()
-    top = np.full(inputs.n, -np.inf)
-    total = np.zeros(inputs.n)
+    query, seen = inputs.query, inputs.reach
+    if chosen is not None:
+        query, seen = query[chosen], seen[chosen]
+    top = np.full(seen.size, -np.inf)
+    total = np.zeros(seen.size)
 
     def visit(rows, columns, products, reach):
         _kernel.normalisers(
             engine.variant, products[0], inputs.key_bias[columns], reach, inputs.scale, top[rows], total[rows]
         )
 
-    sweep(inputs, engine, [(inputs.query, inputs.key)], visit)
+    sweep(seen, engine, [(query, inputs.key)], visit)
     return top + np.log(total)
 
 
@@ -112,7 +121,7 @@ def check_rows(
                     error[rows],
                 )
 
-            sweep(inputs, engine, [(inputs.query, inputs.key), (left, right)], visit)
+            sweep(inputs.reach, engine, [(inputs.query, inputs.key), (left, right)], visit)
         except ProductFault as caught:
             fault = str(caught)
     if fault:
@@ -150,11 +159,11 @@ def logit_residual(inputs: Inputs, left, right, engine: Engine | None = None) ->
         # a zero column stands for r = 0, whose product is the zero matrix
         pair = (left, right) if r else (np.zeros((n, 1)), np.zeros((inputs.m, 1)))
         try:
-            sweep(inputs, engine, [(inputs.query, inputs.key), pair], visit)
+            sweep(inputs.reach, engine, [(inputs.query, inputs.key), pair], visit)
         except ProductFault as caught:
             fault = str(caught)
     norm = _norms_upper(left) * _norms_upper(right).max(initial=0.0)
-    rounding = EPS_M * ((inputs.d + 3) * _logit_size_upper(inputs) + (r + 3) * norm) + 1e-40
+    rounding = EPS_M * ((inputs.d + 3) * _logit_size_upper(inputs, inputs.query) + (r + 3) * norm) + 1e-40
     oscillation = UP * (most - least + 2 * rounding)
     # 2 tanh(y) = 2 - 4 / (e^2y + 1); e^2y is ours, clamped where the result is 2 anyway
     tanh_form = 2.0 - 4.0 / (exponentials(np.minimum(oscillation / 2, 600.0)) + 1.0) + 16 * EPS_M
@@ -223,9 +232,9 @@ def _norms_upper(rows: np.ndarray) -> np.ndarray:
     return norms * (1 + (rows.shape[1] + 6) * EPS_M) + 1e-80
 
 
-def _logit_size_upper(inputs: Inputs) -> np.ndarray:
-    """N_i: at least |scale| ||q_i|| max_j ||k_j|| over kept keys (hidden keys are zero)."""
-    return abs(inputs.scale) * _norms_upper(inputs.query) * _norms_upper(inputs.key).max() * (1 + 4 * EPS_M)
+def _logit_size_upper(inputs: Inputs, query: np.ndarray) -> np.ndarray:
+    """N_i: at least |scale| ||q_i|| max_j ||k_j|| over kept keys (hidden keys are zero), for these queries."""
+    return abs(inputs.scale) * _norms_upper(query) * _norms_upper(inputs.key).max() * (1 + 4 * EPS_M)
 
 
 def _depth(m: int) -> int:
@@ -233,16 +242,30 @@ def _depth(m: int) -> int:
     return BLOCK // LANES + int(math.log2(LANES)) + -(-m // BLOCK)
 
 
+def weight_terms(
+    inputs: Inputs, query: np.ndarray, hint: np.ndarray, weight: np.ndarray, depth: int
+) -> dict[str, np.ndarray]:
+    """What adds up to the l1 distance of softmax rows from the weights computed for them, at most (Lemma 11).
+
+    One number for each row of `query`; `weight` is their sum, in which no term met more than `depth` additions. To the
+    sum of these terms belong 1e-40 for underflow.
+    """
+    kept_bias = np.abs(inputs.key_bias[inputs.kept_keys]).max(initial=0.0)
+    size = _logit_size_upper(inputs, query)
+    eta = EPS_M * ((inputs.d + 3) * size + np.abs(hint) + 2 * min(kept_bias, 360.0))
+    return {
+        "normaliser": np.abs(1 - weight),
+        "summation": depth * EPS_M * weight,
+        "logits": eta,
+        "exponential": np.full_like(eta, 2 * EPS_M),
+    }
+
+
 def _terms(inputs: Inputs, r: int, hint, weight, error, tau) -> dict[str, np.ndarray]:
     """The terms of Theorem 2's bound, row by row; they are nonnegative and add up to it."""
     h = _depth(inputs.m)
-    kept_bias = np.abs(inputs.key_bias[inputs.kept_keys]).max(initial=0.0)
-    eta = EPS_M * ((inputs.d + 3) * _logit_size_upper(inputs) + np.abs(hint) + 2 * min(kept_bias, 360.0))
     return {
         "factor error": error * (1 + (h + 1) * EPS_M),
-        "normaliser": np.abs(1 - weight),
-        "summation": h * EPS_M * weight,
-        "logits": eta,
-        "exponential": np.full_like(eta, 2 * EPS_M),
+        **weight_terms(inputs, inputs.query, hint, weight, h),
         "factor product": r * EPS_M * tau + 1e-40,
     }

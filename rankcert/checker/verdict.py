@@ -1,4 +1,4 @@
-"""What a check says, and the one place where bounds become a verdict."""
+"""What a check says, and the places where proved numbers become a verdict."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from rankcert.checker.inputs import Inputs
 
-__all__ = ["Verdict", "conclude"]
+__all__ = ["BracketVerdict", "LowerVerdict", "Verdict", "conclude", "conclude_bracket", "conclude_lower"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,3 +132,133 @@ def conclude(
         engine=engine,
         exact_rows=exact_rows,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class LowerVerdict:
+    """The outcome of a check that a rank is needed, about the caller's inputs.
+
+    status: PROVED (every matrix within eps of the softmax matrix has rank at least `rank`) or UNDECIDED (the witness
+    does not show it; `reason` says why). A bad witness refutes nothing. `bool(verdict)` is "certainly proved".
+
+    rank: the rank proved to be needed, 0 when nothing is proved. eps_below: this witness proves the rank it speaks of
+    for every eps below this number (0 if for none, inf if for all); PROVED means eps < eps_below.
+    kind: "bernstein", "leakage", or "rule" for the empty witness, which proves rank 0 without arithmetic.
+    breakdown: the numbers that eps_below was computed from. notion: "rank", or "causal rank" when entries above a
+    causal mask are free. engine: how it was computed, hence what is trusted.
+    """
+
+    status: str
+    kind: str
+    rank: int
+    eps: float
+    eps_below: float
+    reason: str
+    breakdown: dict[str, float]
+    notion: str
+    shape: tuple[int, int, int]
+    scale: float
+    causal: bool
+    offset: int
+    digests: dict[str, str]
+    engine: str
+
+    def __bool__(self) -> bool:
+        return self.status == "PROVED"
+
+    def to_dict(self) -> dict:
+        """Plain numbers and strings, for JSON; non-finite numbers as None."""
+        return {
+            "status": self.status,
+            "kind": self.kind,
+            "rank": self.rank,
+            "eps": self.eps,
+            "eps_below": _finite(self.eps_below),
+            "reason": self.reason,
+            "breakdown": {name: _finite(value) for name, value in self.breakdown.items()},
+            "notion": self.notion,
+            "n": self.shape[0],
+            "m": self.shape[1],
+            "d": self.shape[2],
+            "scale": self.scale,
+            "causal": self.causal,
+            "offset": self.offset,
+            **self.digests,
+            "engine": self.engine,
+        }
+
+
+def conclude_lower(
+    inputs: Inputs,
+    kind: str,
+    rank: int,
+    eps: float,
+    eps_below: float,
+    *,
+    engine: str,
+    breakdown: dict[str, float] | None = None,
+    fault: str = "",
+) -> LowerVerdict:
+    """The verdict on a witness known to prove `rank` for every eps below `eps_below`; with a `fault`, for none.
+
+    The comparison is written so that NaN proves nothing, and an exact tie neither.
+    """
+    eps_below = float(eps_below) if not fault and eps_below > 0.0 else 0.0
+    proved = eps < eps_below
+    if proved:
+        reason = (
+            f"every matrix within eps = {eps!r} has {'causal ' if inputs.causal else ''}rank {rank} or more"
+        )
+    else:
+        reason = fault or f"this witness proves rank {rank} for eps below {eps_below!r} only"
+    return LowerVerdict(
+        status="PROVED" if proved else "UNDECIDED",
+        kind=kind,
+        rank=rank if proved else 0,
+        eps=eps,
+        eps_below=eps_below,
+        reason=reason,
+        breakdown={} if fault else dict(breakdown or {}),
+        notion="causal rank" if inputs.causal else "rank",
+        shape=(inputs.n, inputs.m, inputs.d),
+        scale=inputs.scale,
+        causal=inputs.causal,
+        offset=inputs.offset,
+        digests=inputs.digests,
+        engine=engine,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class BracketVerdict:
+    """The outcome of checking both ends of a bracket: lower.rank <= the smallest rank within eps <= upper.rank.
+
+    status: PROVED if both ends are, else UNDECIDED, and `reason` says which is not. The ends are verdicts of their
+    own, about the same inputs and the same eps; they hold by themselves.
+    """
+
+    status: str
+    reason: str
+    lower: LowerVerdict
+    upper: Verdict
+
+    def __bool__(self) -> bool:
+        return self.status == "PROVED"
+
+    def to_dict(self) -> dict:
+        """Plain numbers and strings, for JSON."""
+        return {
+            "status": self.status,
+            "reason": self.reason,
+            "lower": self.lower.to_dict(),
+            "upper": self.upper.to_dict(),
+        }
+
+
+def conclude_bracket(lower: LowerVerdict, upper: Verdict) -> BracketVerdict:
+    """The verdict on two verdicts about the same inputs and eps."""
+    faults = [f"{name}: {end.reason}" for name, end in (("lower", lower), ("upper", upper)) if not end]
+    reason = "; ".join(faults) or (
+        f"at eps = {upper.eps!r} the smallest {upper.notion} is from {lower.rank} to {upper.rank}"
+    )
+    return BracketVerdict("UNDECIDED" if faults else "PROVED", reason, lower, upper)

@@ -1,18 +1,40 @@
-"""The two questions the checker answers: is this certificate true, and how wrong are these factors?"""
+"""The questions the checker answers: is this certificate true, is this lower bound, how wrong are these factors?"""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 
 from rankcert.checker.claim import Claim, read_claim
 from rankcert.checker.engine import Engine, Progress
 from rankcert.checker.errors import InvalidInput
-from rankcert.checker.exact import enclose_rows, flint_version
+from rankcert.checker.exact import (
+    enclose_bernstein_limit,
+    enclose_leakage_sum,
+    enclose_rows,
+    flint_version,
+)
 from rankcert.checker.inputs import Inputs, read_inputs
+from rankcert.checker.lower import (
+    check_bernstein,
+    check_leakage,
+    conclude_leakage,
+    read_rows,
+    read_weights,
+    support_fault,
+)
+from rankcert.checker.lower_claim import LowerClaim, read_bracket, read_lower
 from rankcert.checker.rows import check_rows, factor_fault, read_eps, read_factors
-from rankcert.checker.verdict import Verdict, conclude
+from rankcert.checker.verdict import (
+    BracketVerdict,
+    LowerVerdict,
+    Verdict,
+    conclude,
+    conclude_bracket,
+    conclude_lower,
+)
 
-__all__ = ["audit", "verify"]
+__all__ = ["audit", "verify", "verify_bracket", "verify_lower"]
 
 
 def verify(
@@ -60,20 +82,100 @@ def verify(
         eps = read_eps(eps)
     inputs = read_inputs(q, k, scale=scale, key_bias=key_bias, causal=causal, offset=offset)
     claim = certificate if isinstance(certificate, Claim) else read_claim(certificate)
-    difference = next(claim.mismatches(inputs, eps), None)
-    if difference is not None:
-        nothing = np.empty(0)
-        return conclude(
-            inputs,
-            claim.rank,
-            claim.eps,
-            nothing,
-            nothing,
-            fault=f"other inputs: {difference}",
-            engine=engine.describe(),
-        )
-    return _decide(
-        inputs, claim.left, claim.right, claim.eps, claim.log_normaliser, engine, exact, exact_rows, seed
+    return _verify_claim(inputs, claim, eps, engine, exact, exact_rows, seed)
+
+
+def verify_lower(
+    lower: LowerClaim | str | os.PathLike | bytes,
+    q,
+    k,
+    *,
+    scale: float | None = None,
+    key_bias=None,
+    causal: bool = False,
+    offset: int = 0,
+    eps: float | None = None,
+    gemm: str = "blas",
+    exact: bool = False,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> LowerVerdict:
+    """Prove a lower bound again, from the caller's own inputs: that no matrix of smaller rank is within eps.
+
+    `lower` is a record, a path, or the bytes of a file. The verdict is PROVED if the witness shows that every matrix
+    whose rows are within eps, in l1, of those of the softmax matrix has the rank claimed, or more; else UNDECIDED. Its
+    `rank` is what was proved, its `eps_below` up to where. It is about the head given here; a lower bound made for
+    another one, or another `eps` when you give it, is not checked: its reason begins "other inputs". Arguments and
+    errors as in `verify`; exact: by ball arithmetic alone.
+
+    Source: rankcert/checker/PROOFS.md, Theorems 9 and 10.
+
+    >>> import numpy as np, rankcert
+    >>> from rankcert.certificates import make_lower_claim
+    >>> from rankcert.checker import read_inputs
+    >>> q, k = 4.0 * np.eye(3), 4.0 * np.eye(3)
+    >>> lower = make_lower_claim(
+    ...     read_inputs(q, k), kind="bernstein", eps=0.5, rank=3, rows=np.arange(3), groups=np.arange(3),
+    ...     weights=np.eye(3, dtype=np.int8), method="hand", details={},
+    ... )
+    >>> verdict = rankcert.verify_lower(lower, q, k)
+    >>> verdict.status, verdict.rank, verdict.notion
+    ('PROVED', 3, 'rank')
+    >>> rankcert.verify_lower(lower, q, k, eps=0.25).reason
+    'other inputs: eps: the lower bound says 0.5, the caller 0.25'
+    """
+    engine = Engine(gemm=gemm, threads=threads, progress=progress)
+    _check_exact_options(exact, 0)
+    if eps is not None:
+        eps = read_eps(eps)
+    inputs = read_inputs(q, k, scale=scale, key_bias=key_bias, causal=causal, offset=offset)
+    claim = lower if isinstance(lower, LowerClaim) else read_lower(lower)
+    return _verify_lower_claim(inputs, claim, eps, engine, exact)
+
+
+def verify_bracket(
+    bracket: tuple[Claim, LowerClaim] | str | os.PathLike | bytes,
+    q,
+    k,
+    *,
+    scale: float | None = None,
+    key_bias=None,
+    causal: bool = False,
+    offset: int = 0,
+    eps: float | None = None,
+    gemm: str = "blas",
+    exact: bool = False,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> BracketVerdict:
+    """Prove both ends of a bracket again: a rank that is enough within eps, and one that is needed.
+
+    `bracket` is a path, the bytes of a file, or the two records (certificate, lower bound) about one eps. The verdict
+    is PROVED if `verify` proves the one and `verify_lower` the other; their verdicts are its `upper` and `lower`.
+    Arguments and errors as in these two.
+
+    >>> import numpy as np, rankcert
+    >>> from rankcert.certificates import make_lower_claim
+    >>> from rankcert.checker import read_inputs
+    >>> q, k = 4.0 * np.eye(3), 4.0 * np.eye(3)
+    >>> lower = make_lower_claim(
+    ...     read_inputs(q, k), kind="bernstein", eps=0.5, rank=3, rows=np.arange(3), groups=np.arange(3),
+    ...     weights=np.eye(3, dtype=np.int8), method="hand", details={},
+    ... )
+    >>> rankcert.verify_bracket((rankcert.certify(q, k, eps=0.5), lower), q, k).reason
+    'at eps = 0.5 the smallest rank is from 3 to 3'
+    """
+    engine = Engine(gemm=gemm, threads=threads, progress=progress)
+    _check_exact_options(exact, 0)
+    if eps is not None:
+        eps = read_eps(eps)
+    inputs = read_inputs(q, k, scale=scale, key_bias=key_bias, causal=causal, offset=offset)
+    upper, lower = bracket if isinstance(bracket, tuple) else read_bracket(bracket)
+    if upper.eps != lower.eps:
+        raise InvalidInput(f"the two ends of a bracket need one eps, got {upper.eps!r} and {lower.eps!r}")
+    return conclude_bracket(
+        _verify_lower_claim(inputs, lower, eps, engine, exact),
+        _verify_claim(inputs, upper, eps, engine, exact, 0, 0),
     )
 
 
@@ -120,6 +222,66 @@ def _check_exact_options(exact: bool, exact_rows: int) -> None:
         raise InvalidInput(f"exact_rows must be a nonnegative integer, got {exact_rows!r}")
     if exact or exact_rows:
         flint_version()  # fail before any work when python-flint is absent
+
+
+def _verify_claim(
+    inputs: Inputs, claim: Claim, eps: float | None, engine: Engine, exact: bool, exact_rows: int, seed: int
+) -> Verdict:
+    difference = next(claim.mismatches(inputs, eps), None)
+    if difference is not None:
+        nothing = np.empty(0)
+        return conclude(
+            inputs,
+            claim.rank,
+            claim.eps,
+            nothing,
+            nothing,
+            fault=f"other inputs: {difference}",
+            engine=engine.describe(),
+        )
+    return _decide(
+        inputs, claim.left, claim.right, claim.eps, claim.log_normaliser, engine, exact, exact_rows, seed
+    )
+
+
+def _verify_lower_claim(
+    inputs: Inputs, claim: LowerClaim, eps: float | None, engine: Engine, exact: bool
+) -> LowerVerdict:
+    difference = next(claim.mismatches(inputs, eps), None)
+    if difference is not None:
+        return conclude_lower(
+            inputs,
+            claim.kind,
+            claim.rank,
+            claim.eps,
+            0.0,
+            fault=f"other inputs: {difference}",
+            engine=engine.describe(),
+        )
+    if exact and claim.rows.size:
+        verdict = _decide_lower_exactly(inputs, claim, engine.progress)
+    elif claim.kind == "bernstein":
+        verdict = check_bernstein(
+            inputs, claim.rows, claim.groups, claim.weights, eps=claim.eps, engine=engine
+        )
+    else:
+        verdict = check_leakage(inputs, claim.rows, eps=claim.eps, engine=engine)
+    if verdict and verdict.rank < claim.rank:
+        reason = f"the witness proves rank {verdict.rank}, not the {claim.rank} claimed"
+        return replace(verdict, status="UNDECIDED", reason=reason)
+    return verdict
+
+
+def _decide_lower_exactly(inputs: Inputs, claim: LowerClaim, progress: Progress | None) -> LowerVerdict:
+    rows = read_rows(inputs, claim.rows)
+    if claim.kind == "leakage":
+        held, _ = enclose_leakage_sum(inputs, rows, progress)
+        return conclude_leakage(inputs, rows.size, claim.eps, held, 0.0, engine=_ball_engine())
+    groups, weights = read_weights(inputs, rows, claim.groups, claim.weights)
+    fault, limit = support_fault(inputs, rows, groups), 0.0
+    if not fault:
+        limit, _ = enclose_bernstein_limit(inputs, rows, groups, weights, progress)
+    return conclude_lower(inputs, claim.kind, rows.size, claim.eps, limit, engine=_ball_engine(), fault=fault)
 
 
 def _decide(

@@ -1,4 +1,4 @@
-"""Writes the golden certificate of the format's newest version: `python tests/golden/make.py`.
+"""Writes the golden files of the formats' newest versions: `python tests/golden/make.py`.
 
 A release that changes the format adds a file and keeps the old ones: they must be readable for ever. The head is
 stored beside the certificate, so that nothing depends on how arrays are generated.
@@ -10,9 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from rankcert.certificates import Certificate, make_certificate
-from rankcert.checker import check_rows, find_log_normalisers, read_inputs
+from rankcert.certificates import (
+    Certificate,
+    bracket_pieces,
+    lower_pieces,
+    make_certificate,
+    make_lower_claim,
+    write_pieces,
+)
+from rankcert.checker import check_rows, find_log_normalisers, read_inputs, verify_bracket
 from rankcert.checker.claim import FORMAT_VERSION
+from rankcert.checker.lower_claim import LOWER_VERSION
 
 HERE = Path(__file__).parent
 
@@ -54,6 +62,31 @@ def main() -> None:
     expected = {"bound": certificate.bound, **certificate.digests}
     name.with_suffix(".json").write_text(json.dumps(expected, indent=2) + "\n", encoding="ascii")
     print(f"{name.with_suffix('.safetensors')}: bound {certificate.bound!r}, rank {certificate.rank}")
+    write_lower(certificate, head)
+
+
+def write_lower(certificate: Certificate, head: dict) -> None:
+    """A lower bound for the same head and eps, and the bracket of the two. Rows 8 and 9 both see keys 0 to 11."""
+    lower = make_lower_claim(
+        read_inputs(**head),
+        kind="bernstein",
+        eps=certificate.eps,
+        rank=2,
+        rows=[8, 9],
+        groups=[0, 1, 2, -1, 2, 0, 0, 1, -1, 0, 0, -1, -1, -1, -1, -1],
+        weights=np.array([[127, -39], [-65, 92], [0, 127]], dtype=np.int8),
+        method="hand",
+        details={"note": "golden"},
+    )
+    ends = verify_bracket((certificate, lower), **head)
+    if not ends:
+        sys.exit(f"not proved: {ends.reason}")
+    write_pieces(HERE / f"lower-version-{LOWER_VERSION}.safetensors", lower_pieces(lower))
+    write_pieces(HERE / f"bracket-version-{LOWER_VERSION}.safetensors", bracket_pieces(certificate, lower))
+    expected = {"rank": ends.lower.rank, "eps_below": ends.lower.eps_below, "upper": ends.upper.rank}
+    path = HERE / f"lower-version-{LOWER_VERSION}.json"
+    path.write_text(json.dumps(expected, indent=2) + "\n", encoding="ascii")
+    print(ends.reason, ends.lower.eps_below)
 
 
 if __name__ == "__main__":

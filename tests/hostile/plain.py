@@ -95,6 +95,48 @@ def draft(left, right, log_normaliser, *, rank, eps, head: dict, method="hand", 
     return Draft(fields | head, tensors, body)
 
 
+def lower_draft(
+    rows, groups, weights, *, m, n, eps, head: dict, kind="bernstein", rank=None, details=None
+) -> Draft:
+    """A sound draft of a lower bound with int8 weights (a list of K rows); no groups and weights for leakage."""
+    count = 0 if weights is None else len(weights)
+    parts = {"rows": ("I32", [len(rows)], rows, "i")}
+    if kind == "bernstein":
+        flat = [x for row in weights for x in row]
+        parts |= {"groups": ("I32", [m], groups, "i"), "weights": ("I8", [count, len(rows)], flat, "b")}
+    tensors, body = {}, b""
+    for name, (dtype, shape, values, code) in sorted(parts.items()):
+        start = len(body)
+        body += struct.pack(f"<{len(values)}{code}", *values)
+        tensors[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, len(body)]}
+    fields = {
+        "format": "rankcert lower bound",
+        "format_version": 1,
+        "n": n,
+        "m": m,
+        "kind": kind,
+        "rank": len(rows) if rank is None else rank,
+        "row_count": len(rows),
+        "group_count": count,
+        "eps": eps,
+        "method": "hand",
+        "details": {} if details is None else details,
+        "writer": "hand",
+    }
+    return Draft(fields | head, tensors, body)
+
+
+def bracket_draft(upper: Draft, lower: Draft) -> Draft:
+    """The two as one file, upper first; they must be about one head and eps."""
+    fields = {**upper.fields, "format": "rankcert bracket"}
+    fields |= {f"lower_{name}": lower.fields[name] for name in ("kind", "rank", "method", "details")}
+    fields |= {name: lower.fields[name] for name in ("row_count", "group_count")}
+    tensors = {name: dict(entry) for name, entry in upper.tensors.items()}
+    for name, entry in lower.tensors.items():
+        tensors[name] = entry | {"data_offsets": [len(upper.body) + x for x in entry["data_offsets"]]}
+    return Draft(fields, tensors, upper.body + lower.body)
+
+
 # The worked example of FORMAT.md: two queries that lean a little to one key or the other, taken as if they did not.
 EXAMPLE_Q = [[1.0], [-1.0]]
 EXAMPLE_K = [[0.125], [-0.125]]
@@ -110,4 +152,18 @@ def example() -> Draft:
         eps=0.125,
         head=binding(EXAMPLE_Q, EXAMPLE_K),
         details={"error": "tanh(1/8)"},
+    )
+
+
+def lower_example() -> Draft:
+    """Each key its own group, weights I: P^-1 has row norms 1/tanh(1/8), so rank 2 is needed below 0.12435..."""
+    return lower_draft(
+        [0, 1],
+        [0, 1],
+        [[1, 0], [0, 1]],
+        m=2,
+        n=2,
+        eps=0.124,
+        head=binding(EXAMPLE_Q, EXAMPLE_K),
+        details={"limit": "tanh(1/8)"},
     )
