@@ -5,7 +5,7 @@ balls, one a key, decides within a hundredth of a second whether they will do. I
 the search is a walk over sets of rows: from too many of them down to enough, then up again by swaps.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,16 +15,20 @@ import scipy.linalg
 from rankcert.checker.engine import blas_threads
 from rankcert.constructions.base import EFFORTS
 from rankcert.errors import InvalidInput
-from rankcert.lowerbounds.blocks import Block, open_block
-from rankcert.lowerbounds.witness import Found, quantise, threshold
+from rankcert.lowerbounds.blocks import Block, open_block, split_points
+from rankcert.lowerbounds.witness import SAFETY, Found, quantise, threshold
 from rankcert.problem import AttentionProblem
 
 __all__ = ["find_bernstein", "sweep_bernstein"]
 
 POWER = 0.5  # of a key's largest weight in the metric
+FAINT = 1e-12  # weight below which keys are not told apart, so that single precision holds the metric
 BETA = np.float32(1.8)  # over-relaxation of the splitting
 MARGIN = 1e-3  # of eps, for single precision and for rounding to integers
-SLACK, POLISH = 4e-3, 500  # more of it that is tried for where that is not enough, and steps of the splitting for it
+SLACK, POLISH = (
+    4e-3,
+    500,
+)  # more of it that is tried for where that is not enough, and steps of the splitting for it
 KEPT = 4  # sets of rows kept until one survives the rounding
 STEPS, STALL = 60, 20  # of the splitting for one set of rows, and without a better worst key
 GAIN = 0.995  # of the worst key that counts as better
@@ -38,6 +42,15 @@ RETURN = 1.02  # of the lowest worst key of a chain, beyond which it goes back t
 PLACE = 1.5  # mean place, about, of the row that moves, in order of promise
 CALL = 2e6  # what a call costs beside its arithmetic, in floating-point operations
 FLOPS = 3e10  # of the walk in a second on one core, about
+SIDE = {
+    "fast": 1024,
+    "balanced": 1024,
+    "high": 2048,
+    "max": 2048,
+}  # rows and groups of keys looked at, at most
+SPLIT = 0.05  # of the work, for the block of each split
+SWEEP = 0.25  # of the work of one eps, for each of a sweep
+GRID = tuple(float(x) for x in np.round(np.geomspace(0.9, 0.02, 24), 4))
 WORK = {"fast": 0.3, "balanced": 3.0, "high": 12.0, "max": 60.0}  # seconds at n = m = 256, about
 
 
@@ -60,6 +73,7 @@ class _Walk:
     work: float  # that may still be done, in floating-point operations
     rows: list[int] = field(default_factory=list)
     kept: list[_Kept] = field(default_factory=list)
+    nearest: float = np.inf  # the lowest worst key at one more
     covered: float = np.inf  # the largest l1 norm of what the span of P_S leaves of a row
 
     def __post_init__(self):
@@ -67,7 +81,7 @@ class _Walk:
 
         self._reflect = reflect_rows
         self.limit = (1.0 - MARGIN) / self.eps
-        size = self.attention.max(axis=0) ** POWER
+        size = np.maximum(self.attention.max(axis=0), FAINT) ** POWER
         self.size = size / size.mean()
         self.scaled = self.attention / self.size
         self.single = self.scaled.astype(np.float32)
@@ -111,7 +125,7 @@ class _Walk:
             worst = float((self.norms / self.radius).max())
             self.work -= 4 * self._zero.size * (len(self.rows) + 8) + CALL
             if worst <= 1.0:
-                self.kept = [*self.kept[1 - KEPT :], self.snapshot()]
+                self.kept, self.nearest = [*self.kept[1 - KEPT :], self.snapshot()], np.inf
                 return True
             self.worst, since = (worst, 0) if worst < GAIN * self.worst else (self.worst, since + 1)
             if since > STALL:
@@ -183,10 +197,20 @@ class _Walk:
             shed = max(1, int(SHED * count * (1.0 - self.worst**-0.5)))
             self.drop(np.argsort(-self.loads())[:shed])
 
-    def climb(self, progress: Callable[[int, int], None] | None = None) -> None:
+    @property
+    def rank(self) -> int:
+        """Rows of the largest set that will do, 0 if none will."""
+        return len(self.kept[-1].rows) if self.kept else 0
+
+    @property
+    def merit(self) -> tuple[int, float]:
+        """What tells better walks: the rank, then how near it came to one more."""
+        return self.rank, -self.nearest
+
+    def climb(self, most: int | None, progress: Callable[[int, int], None] | None) -> None:
         """One row more than the best set, then swaps until the set will do; from the best set again and again."""
-        total = self.work
-        while self.work > 0:
+        total = max(self.work, 1.0)
+        while self.work > 0 and self.kept and (most is None or self.rank < most):
             self.restore(self.kept[-1])
             cost, rest = self.offers()
             if not np.isfinite(cost).any():
@@ -212,6 +236,7 @@ class _Walk:
             turn += 1
             if self.worst < PROGRESS * lowest:
                 lowest, since, best = self.worst, turn, self.snapshot()
+                self.nearest = min(self.nearest, lowest)
             elif self.worst > RETURN * lowest:
                 self.restore(best)
             if turn - since > PATIENCE:
@@ -240,32 +265,123 @@ def find_bernstein(
     effort: str = "balanced",
     seed: int = 0,
     memory: int = 2**32,
+    most: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Found | None:
-    """A Bernstein witness for as large a rank as can be found at eps, 0 < eps < 1; None if there are no queries.
+    """A Bernstein witness for as large a rank as can be found at eps, 0 < eps < 1; None if there is none.
 
     effort: "fast", "balanced", "high" or "max". seed: of its random choices; same seed, machine and threads: same
-    witness. memory: bytes of arrays it may hold. progress: called with (done, total). Ctrl-C returns the best so far.
-    Raises InvalidInput for another eps or effort. Source: docs/LOWERBOUNDS.md.
+    witness. memory: bytes of arrays it may hold; longer heads are searched on a sample of rows and groups of keys.
+    most: a rank known to be enough, where it stops. progress: called with (done, total). Ctrl-C returns the best so
+    far. Under a causal mask the witness is for the causal rank. Raises InvalidInput for another eps or effort. Nothing
+    is proved before the checker agrees. Source: docs/LOWERBOUNDS.md, L1.
+
+    >>> import numpy as np
+    >>> problem = AttentionProblem(9.0 * np.eye(3), np.eye(3), scale=1.0)
+    >>> find_bernstein(problem, 0.5).rank
+    3
     """
+    _require(eps, effort)
+    if not problem.n:
+        return None
+    return _Search(problem, effort, seed, memory, most, progress).run(eps)
+
+
+def sweep_bernstein(
+    problem: AttentionProblem,
+    grid: Sequence[float] = GRID,
+    *,
+    effort: str = "balanced",
+    seed: int = 0,
+    memory: int = 2**32,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Found]:
+    """Witnesses for a curve of eps-rank against eps, one for each eps of the grid that has one, largest eps first.
+
+    Each proves its rank for every eps below its `eps_est`, which is above its eps of the grid. Work of the effort, in
+    all, is what `find_bernstein` does for a quarter of the grid. Other arguments and errors: as there. After Ctrl-C it
+    yields the best so far, marked, and ends. Source: docs/LOWERBOUNDS.md, L1.
+    """
+    for eps in grid:
+        _require(eps, effort)
+    if not problem.n:
+        return
+    search = _Search(problem, effort, seed, memory, None, None)
+    search.work *= SWEEP
+    falling = sorted(set(grid), reverse=True)
+    for done, eps in enumerate(falling):
+        found = search.run(eps)
+        if found is not None:
+            yield found
+            if found.interrupted:
+                return
+        if progress:
+            progress(done + 1, len(falling))
+
+
+def _require(eps: float, effort: str) -> None:
     if not 0.0 < eps < 1.0:
         raise InvalidInput(f"eps must lie between 0 and 1, got {eps!r}")
     if effort not in EFFORTS:
         raise InvalidInput(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
-    if not problem.n:
+
+
+class _Search:
+    """The search on one head: its blocks, and the rows that did for the last eps, good for every smaller one."""
+
+    def __init__(self, problem: AttentionProblem, effort: str, seed: int, memory: int, most, progress):
+        self.problem, self.seed, self.memory = problem, seed, memory
+        self.side, self.work = SIDE[effort], WORK[effort] * FLOPS
+        self.most, self.progress = most, progress
+        self.blocks: dict[int, Block] = {}
+        self.before: dict[int, list[int]] = {}
+
+    def run(self, eps: float) -> Found | None:
+        walks: dict[int, _Walk] = {}
+        interrupted = False
+        with blas_threads(self.problem.engine.thread_count):
+            try:
+                points = split_points(self.problem)
+                first = next(points)
+                try:
+                    while True:
+                        walks[first] = walk = self._start(first, eps)
+                        first = points.send(walk.merit)
+                except StopIteration:
+                    pass
+                best = max(walks.values(), key=lambda walk: walk.merit)
+                best.work = min(walk.work for walk in walks.values())
+                best.climb(self.most, self.progress)
+            except KeyboardInterrupt:
+                interrupted = True
+            for first in sorted(walks, key=lambda first: walks[first].merit, reverse=True):
+                if walks[first].kept:
+                    self.before[first] = walks[first].kept[-1].rows
+                found = _finish(self.blocks[first], walks[first], eps)
+                if found:
+                    return found.marked(interrupted)
         return None
-    block = open_block(problem)
-    interrupted = False
-    with blas_threads(problem.engine.thread_count):
-        walk = _Walk(block.attention, eps, np.random.default_rng(seed), WORK[effort] * FLOPS)
-        try:
-            walk.descend(_first_rows(block.attention, eps))
-            if walk.kept:
-                walk.climb(progress)
-        except KeyboardInterrupt:
-            interrupted = True
-        found = _finish(block, walk, eps)
-    return found and found.marked(interrupted)
+
+    def _start(self, first: int, eps: float) -> "_Walk":
+        """A walk on one block with a set of rows that will do, grown a while if there are other blocks."""
+        problem = self.problem
+        if first not in self.blocks:
+            self.blocks[first] = open_block(problem, first, self.side, self.memory, self.seed)
+        block = self.blocks[first]
+        work = self.work * max(1.0, block.attention.size / 2**16)
+        walk = _Walk(block.attention, eps, np.random.default_rng(self.seed), work)
+        if not block.attention.size:
+            return walk
+        walk.descend(_first_rows(block.attention, eps))
+        before = self.before.get(first, [])
+        if len(before) > walk.rank:
+            walk.put(list(before))
+            walk.go(POLISH)
+        if problem.inputs.causal and walk.kept:
+            rest, walk.work = walk.work, work * SPLIT
+            walk.climb(self.most, None)
+            walk.work = rest - work * SPLIT
+        return walk
 
 
 def _first_rows(attention: np.ndarray, eps: float) -> np.ndarray:
@@ -285,7 +401,12 @@ def _finish(block: Block, walk: _Walk, eps: float) -> Found | None:
         if made is not None:
             return made
         walk.kept.pop()
-    return None
+    # one row and ones: rank 1 for every eps below what the row puts on the block
+    mass = block.attention.sum(axis=1)
+    row = int(mass.argmax())
+    ones = np.ones((block.attention.shape[1], 1), np.int8)
+    reached = threshold(block.attention[[row]], ones)
+    return Found(block.rows[[row]], block.groups, ones, reached) if reached * (1.0 - SAFETY) > eps else None
 
 
 def _round(block: Block, walk: _Walk, kept: _Kept, eps: float) -> Found | None:
@@ -294,7 +415,3 @@ def _round(block: Block, walk: _Walk, kept: _Kept, eps: float) -> Found | None:
     weights = (kept.weights.astype(np.float64) / walk.size[:, None])[:, order]
     made = quantise(block.attention[rows], weights, eps)
     return made and Found(block.rows[rows], block.groups, *made)
-
-
-def sweep_bernstein(problem: AttentionProblem) -> Iterator[Found]:
-    raise NotImplementedError
