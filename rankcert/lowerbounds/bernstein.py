@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
+import scipy.optimize
+import scipy.sparse
 
 from rankcert.checker.engine import blas_threads
 from rankcert.constructions.base import EFFORTS
@@ -35,6 +37,10 @@ GAIN = 0.995  # of the worst key that counts as better
 START = 1.5  # singular values above eps / START say how many rows to begin with
 SHED = 0.5  # how fast rows are given up at the beginning
 NUMERIC = 1e-12  # squared size of what is left of a row beside the chosen ones, below which it is rounding
+EXACT_NEAR, EXACT_SIZE = (
+    1.04,
+    4000,
+)  # a set that missed by less is worth a linear program of at most that many weights
 TENURE = 8  # swaps during which a row that moved stays where it is
 PATIENCE = 60  # swaps without a better worst key after which a set of rows is left
 PROGRESS = 0.998  # of the worst key that keeps a chain of swaps alive
@@ -74,6 +80,7 @@ class _Walk:
     rows: list[int] = field(default_factory=list)
     kept: list[_Kept] = field(default_factory=list)
     nearest: float = np.inf  # the lowest worst key at one more
+    missed: _Kept | None = None  # and the set that has it
     covered: float = np.inf  # the largest l1 norm of what the span of P_S leaves of a row
 
     def __post_init__(self):
@@ -147,6 +154,20 @@ class _Walk:
         if not self.go(POLISH):
             self.kept.append(best)
         self.radius /= np.float32(1.0 - SLACK)
+
+    def finish_exactly(self) -> None:
+        """Solve the linear program for the set that came nearest to one row more, if it is small and came near."""
+        missed = self.missed
+        if self.nearest > EXACT_NEAR or missed is None or missed.weights.size > EXACT_SIZE:
+            return
+        weights = solve_exactly(self.attention[missed.rows])
+        if weights is None or np.abs(weights).sum(axis=1).max() > self.limit:
+            return
+        single = (weights * self.size[:, None]).astype(np.float32)
+        self.kept, self.nearest = (
+            [*self.kept[1 - KEPT :], missed._replace(state=single, weights=single)],
+            np.inf,
+        )
 
     def solve(self) -> None:
         """weights = the nearest point to the state with P_S G = I."""
@@ -236,7 +257,8 @@ class _Walk:
             turn += 1
             if self.worst < PROGRESS * lowest:
                 lowest, since, best = self.worst, turn, self.snapshot()
-                self.nearest = min(self.nearest, lowest)
+                if lowest < self.nearest:
+                    self.nearest, self.missed = lowest, best
             elif self.worst > RETURN * lowest:
                 self.restore(best)
             if turn - since > PATIENCE:
@@ -332,6 +354,7 @@ class _Search:
     def __init__(self, problem: AttentionProblem, effort: str, seed: int, memory: int, most, progress):
         self.problem, self.seed, self.memory = problem, seed, memory
         self.side, self.work = SIDE[effort], WORK[effort] * FLOPS
+        self.exact = effort in ("high", "max")
         self.most, self.progress = most, progress
         self.blocks: dict[int, Block] = {}
         self.before: dict[int, list[int]] = {}
@@ -352,6 +375,8 @@ class _Search:
                 best = max(walks.values(), key=lambda walk: walk.merit)
                 best.work = min(walk.work for walk in walks.values())
                 best.climb(self.most, self.progress)
+                if self.exact:
+                    best.finish_exactly()
             except KeyboardInterrupt:
                 interrupted = True
             for first in sorted(walks, key=lambda first: walks[first].merit, reverse=True):
@@ -382,6 +407,33 @@ class _Search:
             walk.climb(self.most, None)
             walk.work = rest - work * SPLIT
         return walk
+
+
+def solve_exactly(seen: np.ndarray) -> np.ndarray | None:
+    """G (K, N) with seen G = I and the smallest largest l1 norm of a row, by linear programming; None if HiGHS fails.
+
+    seen (N, K). Interior points: N K unknowns of either sign take about a second for N K = 4000.
+    """
+    count, keys = seen.shape
+    # unknowns: the positive parts of G, the negative parts, and t; P_S G = I, and row sums of both at most t
+    solves = scipy.sparse.kron(scipy.sparse.csr_matrix(seen), scipy.sparse.eye(count))
+    solves = scipy.sparse.hstack([solves, -solves, scipy.sparse.csr_matrix((count * count, 1))])
+    sums = scipy.sparse.kron(scipy.sparse.eye(keys), np.ones((1, count)))
+    sums = scipy.sparse.hstack([sums, sums, -np.ones((keys, 1))])
+    cost = np.zeros(2 * keys * count + 1)
+    cost[-1] = 1.0
+    found = scipy.optimize.linprog(
+        cost,
+        A_ub=sums.tocsc(),
+        b_ub=np.zeros(keys),
+        A_eq=solves.tocsc(),
+        b_eq=np.eye(count).ravel(),
+        method="highs-ipm",
+    )
+    if found.x is None:
+        return None
+    parts = found.x[:-1].reshape(2, keys, count)
+    return parts[0] - parts[1]
 
 
 def _first_rows(attention: np.ndarray, eps: float) -> np.ndarray:
