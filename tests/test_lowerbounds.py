@@ -8,7 +8,7 @@ from problems import problems
 
 from rankcert.checker import Engine, check_bernstein, check_leakage
 from rankcert.errors import InvalidInput
-from rankcert.lowerbounds import bernstein, blocks, find_bernstein, find_leakage, sweep_bernstein
+from rankcert.lowerbounds import bernstein, blocks, find_bernstein, find_leakage, leakage, sweep_bernstein
 from rankcert.lowerbounds.witness import quantise, threshold
 from rankcert.problem import AttentionProblem
 
@@ -84,12 +84,15 @@ def test_jitter_of_known_size_proves_nothing_beyond_the_rank_without_it():
     """Six classes of queries, logits shaken by at most delta: softmax moves by 2 tanh(delta / 2) < eps in l1."""
     random = np.random.default_rng(2)
     k = random.normal(size=(40, 4))
-    q = 3.0 * random.normal(size=(6, 4))[np.arange(48) % 6]
+    q = 6.0 * random.normal(size=(6, 4))[np.arange(48) % 6]
     shift = random.normal(size=q.shape)
     delta = 0.05
     q = q + shift * (delta / np.abs(shift @ k.T).max(axis=1))[:, None]
-    found = find_bernstein(head(q, k, scale=1.0), 2 * np.tanh(delta / 2) + 1e-9)
-    assert 4 <= found.rank <= 6
+    calls = []
+    problem, eps = head(q, k, scale=1.0), 2 * np.tanh(delta / 2) + 1e-9
+    found = find_bernstein(problem, eps, progress=lambda *call: calls.append(call))
+    assert found.rank == prove(problem, found, eps).rank == 6
+    assert not calls, "it looked for a seventh row though all rows are within eps of the span of six"
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (3, 50), (50, 3), (70, 40)])
@@ -195,6 +198,14 @@ def test_leakage_of_peaked_heads():
     problem = head(12.0 * np.eye(50), np.eye(50), scale=1.0)
     found = find_leakage(problem, 0.1)
     assert found.rank_est == check_leakage(problem.inputs, found.rows, eps=0.1).rank >= 40
+
+
+def test_what_a_row_adds_is_what_its_loss_costs():
+    problem = normal(30, 25, sharp=3.0)
+    rows = np.arange(0, 30, 2)
+    held, gains = leakage._pass(problem, rows, 25)
+    less = [leakage._pass(problem, np.delete(rows, i), 25)[0] for i in range(rows.size)]
+    np.testing.assert_allclose(gains, held - np.array(less), atol=1e-12)
 
 
 @pytest.mark.parametrize("eps", [0.0, 1.0, -1.0, np.nan])

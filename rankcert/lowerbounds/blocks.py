@@ -30,8 +30,8 @@ class Block(NamedTuple):
 def open_block(problem: AttentionProblem, first: int, side: int, memory: int, seed: int) -> Block:
     """Rows from `first` on and the keys that all of them may see, at most `side` rows and groups of keys.
 
-    Fewer where `memory` bytes hold no more. Of equal queries only the first of the block is there. Keys on which no
-    row puts anything have no group; up to `side` keys are groups of their own, more are clustered.
+    Fewer where `memory` bytes hold no more. Of equal queries only the first of the block is there. Up to `side` keys
+    are groups of their own, more are clustered; masked keys have none.
     """
     random = np.random.default_rng(seed)
     side = max(1, min(side, int((memory / (8 * ARRAYS)) ** 0.5)))
@@ -46,10 +46,9 @@ def open_block(problem: AttentionProblem, first: int, side: int, memory: int, se
     if keys.size > side:
         labels = _cluster(_gather(problem, sample, keys, np.arange(keys.size), np.float32), side, random)
     attention = _gather(problem, rows, keys, labels, np.float64)
-    seen = attention.max(axis=0) > 0.0
     groups = np.full(problem.m, -1, dtype=np.int64)
-    groups[keys] = np.where(seen, np.cumsum(seen) - 1, -1)[labels]
-    return Block(np.ascontiguousarray(attention[:, seen]), rows, groups)
+    groups[keys] = labels
+    return Block(attention, rows, groups)
 
 
 def _gather(problem: AttentionProblem, rows, keys, labels, dtype) -> np.ndarray:
