@@ -17,7 +17,7 @@ import scipy.sparse
 from rankcert.checker.engine import blas_threads
 from rankcert.constructions.base import EFFORTS
 from rankcert.errors import InvalidInput
-from rankcert.lowerbounds.blocks import Block, open_block, split_points
+from rankcert.lowerbounds.blocks import Block, open_block, try_splits
 from rankcert.lowerbounds.witness import SAFETY, Found, quantise, threshold
 from rankcert.problem import AttentionProblem
 
@@ -86,6 +86,7 @@ class _Walk:
     def __post_init__(self):
         from rankcert.kernels.reflect import reflect_rows  # loads numba
 
+        self.total = self.work
         self._reflect = reflect_rows
         self.limit = (1.0 - MARGIN) / self.eps
         size = np.maximum(self.attention.max(axis=0), FAINT) ** POWER
@@ -361,19 +362,18 @@ class _Search:
 
     def run(self, eps: float) -> Found | None:
         walks: dict[int, _Walk] = {}
+
+        def visit(first: int):
+            walks[first] = self._open(first, eps)
+            self._start(first, walks[first])
+            return walks[first].merit
+
         interrupted = False
         with blas_threads(self.problem.engine.thread_count):
             try:
-                points = split_points(self.problem)
-                first = next(points)
-                try:
-                    while True:
-                        walks[first] = walk = self._start(first, eps)
-                        first = points.send(walk.merit)
-                except StopIteration:
-                    pass
+                try_splits(self.problem, visit)
                 best = max(walks.values(), key=lambda walk: walk.merit)
-                best.work = min(walk.work for walk in walks.values())
+                best.work -= sum(walk.total - walk.work for walk in walks.values() if walk is not best)
                 best.climb(self.most, self.progress)
                 if self.exact:
                     best.finish_exactly()
@@ -387,26 +387,25 @@ class _Search:
                     return found.marked(interrupted)
         return None
 
-    def _start(self, first: int, eps: float) -> "_Walk":
-        """A walk on one block with a set of rows that will do, grown a while if there are other blocks."""
-        problem = self.problem
+    def _open(self, first: int, eps: float) -> "_Walk":
         if first not in self.blocks:
-            self.blocks[first] = open_block(problem, first, self.side, self.memory, self.seed)
-        block = self.blocks[first]
-        work = self.work * max(1.0, block.attention.size / 2**16)
-        walk = _Walk(block.attention, eps, np.random.default_rng(self.seed), work)
-        if not block.attention.size:
-            return walk
-        walk.descend(_first_rows(block.attention, eps))
+            self.blocks[first] = open_block(self.problem, first, self.side, self.memory, self.seed)
+        attention = self.blocks[first].attention
+        work = self.work * max(1.0, attention.size / 2**16)
+        return _Walk(attention, eps, np.random.default_rng(self.seed), work)
+
+    def _start(self, first: int, walk: "_Walk") -> None:
+        """A set of rows that will do, grown a while if there are other blocks."""
+        walk.descend(_first_rows(walk.attention, walk.eps))
         before = self.before.get(first, [])
         if len(before) > walk.rank:
             walk.put(list(before))
             walk.go(POLISH)
-        if problem.inputs.causal and walk.kept:
-            rest, walk.work = walk.work, work * SPLIT
+        if self.problem.inputs.causal:
+            spare = (1.0 - SPLIT) * walk.work
+            walk.work -= spare
             walk.climb(self.most, None)
-            walk.work = rest - work * SPLIT
-        return walk
+            walk.work += spare
 
 
 def solve_exactly(seen: np.ndarray) -> np.ndarray | None:

@@ -1,13 +1,13 @@
 """The part of P that a search looks at: some rows, some keys, perhaps keys summed into groups (LOWERBOUNDS.md, L3)."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rankcert.problem import AttentionProblem
 
-__all__ = ["Block", "open_block", "split_points"]
+__all__ = ["Block", "open_block", "try_splits"]
 
 ARRAYS = 8  # of rows x groups float64 numbers that a search on a block holds
 PROFILE = 256  # rows by which keys are told apart
@@ -81,19 +81,22 @@ def _cluster(profiles: np.ndarray, count: int, random: np.random.Generator) -> n
     return np.unique(labels, return_inverse=True)[1]
 
 
-def split_points(problem: AttentionProblem) -> Iterator[int]:
-    """First rows of blocks to try; send() each one's merit back. Only row 0 unless the head is causal."""
+def try_splits(problem: AttentionProblem, visit: Callable[[int], Any]) -> None:
+    """Call visit(first row of a block), which returns its merit, larger is better, for the blocks worth a try.
+
+    Only row 0 unless the head is causal; else a few rows, and then rows halfway between the best and its neighbours.
+    """
     if not problem.inputs.causal:
-        yield 0
+        visit(0)
         return
-    merits: dict[int, float] = {}
+    merits: dict[int, Any] = {}
     last = problem.n - 1
-    points = [round(last * (i + 1) / (FIRST_POINTS + 1)) for i in range(FIRST_POINTS)]
     gap = last / (FIRST_POINTS + 1)
+    points = [round(gap * (i + 1)) for i in range(FIRST_POINTS)]
     for _ in range(REFINEMENTS + 1):
         for point in points:
             if 0 <= point <= last and point not in merits:
-                merits[point] = yield point
+                merits[point] = visit(point)
         gap /= 2
         best = max(merits, key=lambda point: merits[point])
         points = [round(best - gap), round(best + gap)]

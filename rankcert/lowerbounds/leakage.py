@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankcert.errors import InvalidInput
-from rankcert.lowerbounds.blocks import split_points
+from rankcert.lowerbounds.blocks import try_splits
 from rankcert.problem import AttentionProblem
 
 __all__ = ["FoundLeakage", "find_leakage"]
@@ -42,16 +42,16 @@ def find_leakage(
     if not problem.n:
         return None
     best: tuple[float, np.ndarray] = (0.0, np.empty(0, dtype=np.int64))
+
+    def visit(first: int) -> float:
+        nonlocal best
+        found = _search(problem, eps, first, progress)
+        best = max(best, found, key=lambda pair: pair[0])
+        return found[0]
+
     interrupted = False
     try:
-        points = split_points(problem)
-        first = next(points)
-        while True:
-            found = _search(problem, eps, first, progress)
-            best = max(best, found, key=lambda pair: pair[0])
-            first = points.send(found[0])
-    except StopIteration:
-        pass
+        try_splits(problem, visit)
     except KeyboardInterrupt:
         interrupted = True
     value, rows = best
