@@ -208,6 +208,33 @@ def test_what_a_row_adds_is_what_its_loss_costs():
     np.testing.assert_allclose(gains, held - np.array(less), atol=1e-12)
 
 
+def test_the_linear_program_is_the_optimum():
+    """Two rows of two keys can be solved in one way only; with more keys even the splitting does no better."""
+    seen = np.array([[0.75, 0.25], [0.25, 0.75]])
+    np.testing.assert_allclose(bernstein.solve_exactly(seen), np.linalg.inv(seen), atol=1e-7)
+    attention = normal(12, 30, sharp=1.0).attention_rows(np.arange(6))
+    best = bernstein.solve_exactly(attention)
+    np.testing.assert_allclose(attention @ best, np.eye(6), atol=1e-6)
+    optimum = threshold(attention, best)
+    for share, feasible in ((0.97, True), (1.01, False)):
+        walk = bernstein._Walk(attention, share * optimum, np.random.default_rng(0), 1e12)
+        walk.put(list(range(6)))
+        assert walk.go(2000) is feasible
+
+
+def test_a_near_miss_is_finished_exactly():
+    attention = normal(12, 30, sharp=1.0).attention_rows(np.arange(6))
+    eps = 0.998 * threshold(attention, bernstein.solve_exactly(attention))
+    walk = bernstein._Walk(attention, eps, np.random.default_rng(0), 1e12)
+    walk.put(list(range(6)))
+    walk.go(20)
+    assert walk.rank == 0
+    walk.nearest, walk.missed = walk.worst, walk.snapshot()
+    assert walk.nearest < bernstein.EXACT_NEAR
+    walk.finish_exactly()
+    assert walk.rank == 6 and np.abs(walk.best.weights / walk.size[:, None]).sum(axis=1).max() <= 1 / eps
+
+
 @pytest.mark.parametrize("eps", [0.0, 1.0, -1.0, np.nan])
 def test_eps_outside_is_refused(eps):
     for search in (find_bernstein, find_leakage):

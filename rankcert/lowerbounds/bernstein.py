@@ -27,20 +27,15 @@ POWER = 0.5  # of a key's largest weight in the metric
 FAINT = 1e-12  # weight below which keys are not told apart, so that single precision holds the metric
 BETA = np.float32(1.8)  # over-relaxation of the splitting
 MARGIN = 1e-3  # of eps, for single precision and for rounding to integers
-SLACK, POLISH = (
-    4e-3,
-    500,
-)  # more of it that is tried for where that is not enough, and steps of the splitting for it
-KEPT = 4  # sets of rows kept until one survives the rounding
+SLACK = 4e-3  # more of it that is tried for where that is not enough
+LONG = 500  # steps of the splitting where they are worth it
 STEPS, STALL = 60, 20  # of the splitting for one set of rows, and without a better worst key
 GAIN = 0.995  # of the worst key that counts as better
-START = 1.5  # singular values above eps / START say how many rows to begin with
+STARTS = (1.0, 1.5)  # singular values above eps / one of them say how many rows to begin with
 SHED = 0.5  # how fast rows are given up at the beginning
 NUMERIC = 1e-12  # squared size of what is left of a row beside the chosen ones, below which it is rounding
-EXACT_NEAR, EXACT_SIZE = (
-    1.04,
-    4000,
-)  # a set that missed by less is worth a linear program of at most that many weights
+EXACT_NEAR = 1.04  # a set that missed by less is worth a linear program
+EXACT_SIZE = 4000  # of at most that many weights
 TENURE = 8  # swaps during which a row that moved stays where it is
 PATIENCE = 60  # swaps without a better worst key after which a set of rows is left
 PROGRESS = 0.998  # of the worst key that keeps a chain of swaps alive
@@ -57,7 +52,7 @@ SIDE = {
 SPLIT = 0.05  # of the work, for the block of each split
 SWEEP = 0.25  # of the work of one eps, for each of a sweep
 GRID = tuple(float(x) for x in np.round(np.geomspace(0.9, 0.02, 24), 4))
-WORK = {"fast": 0.3, "balanced": 3.0, "high": 12.0, "max": 60.0}  # seconds at n = m = 256, about
+WORK = {"fast": 0.3, "balanced": 3.8, "high": 15.0, "max": 80.0}  # seconds at n = m = 256, about
 
 
 class _Kept(NamedTuple):
@@ -78,7 +73,7 @@ class _Walk:
     random: np.random.Generator
     work: float  # that may still be done, in floating-point operations
     rows: list[int] = field(default_factory=list)
-    kept: list[_Kept] = field(default_factory=list)
+    best: _Kept | None = None  # the largest set that will do
     nearest: float = np.inf  # the lowest worst key at one more
     missed: _Kept | None = None  # and the set that has it
     covered: float = np.inf  # the largest l1 norm of what the span of P_S leaves of a row
@@ -133,12 +128,16 @@ class _Walk:
             worst = float((self.norms / self.radius).max())
             self.work -= 4 * self._zero.size * (len(self.rows) + 8) + CALL
             if worst <= 1.0:
-                self.kept, self.nearest = [*self.kept[1 - KEPT :], self.snapshot()], np.inf
+                self._keep(self.snapshot())
                 return True
             self.worst, since = (worst, 0) if worst < GAIN * self.worst else (self.worst, since + 1)
             if since > STALL:
                 break
         return False
+
+    def _keep(self, kept: _Kept) -> None:
+        if len(kept.rows) > self.rank:
+            self.best, self.nearest, self.missed = kept, np.inf, None
 
     def snapshot(self) -> _Kept:
         return _Kept(self.rows, self.state.copy(), self.weights, self.threshold.copy())
@@ -146,15 +145,6 @@ class _Walk:
     def restore(self, kept: _Kept) -> None:
         self.put(list(kept.rows), kept.state.copy())
         self.weights, self.threshold = kept.weights, kept.threshold.copy()
-
-    def polish(self) -> None:
-        """Look for a better G for the last set that will do, one that bears more rounding."""
-        self.restore(self.kept.pop())
-        best = self.snapshot()
-        self.radius *= np.float32(1.0 - SLACK)
-        if not self.go(POLISH):
-            self.kept.append(best)
-        self.radius /= np.float32(1.0 - SLACK)
 
     def finish_exactly(self) -> None:
         """Solve the linear program for the set that came nearest to one row more, if it is small and came near."""
@@ -165,10 +155,7 @@ class _Walk:
         if weights is None or np.abs(weights).sum(axis=1).max() > self.limit:
             return
         single = (weights * self.size[:, None]).astype(np.float32)
-        self.kept, self.nearest = (
-            [*self.kept[1 - KEPT :], missed._replace(state=single, weights=single)],
-            np.inf,
-        )
+        self._keep(missed._replace(state=single, weights=single))
 
     def solve(self) -> None:
         """weights = the nearest point to the state with P_S G = I."""
@@ -222,7 +209,7 @@ class _Walk:
     @property
     def rank(self) -> int:
         """Rows of the largest set that will do, 0 if none will."""
-        return len(self.kept[-1].rows) if self.kept else 0
+        return len(self.best.rows) if self.best else 0
 
     @property
     def merit(self) -> tuple[int, float]:
@@ -232,8 +219,8 @@ class _Walk:
     def climb(self, most: int | None, progress: Callable[[int, int], None] | None) -> None:
         """One row more than the best set, then swaps until the set will do; from the best set again and again."""
         total = max(self.work, 1.0)
-        while self.work > 0 and self.kept and (most is None or self.rank < most):
-            self.restore(self.kept[-1])
+        while self.work > 0 and self.best and (most is None or self.rank < most):
+            self.restore(self.best)
             cost, rest = self.offers()
             if not np.isfinite(cost).any():
                 return
@@ -380,8 +367,8 @@ class _Search:
             except KeyboardInterrupt:
                 interrupted = True
             for first in sorted(walks, key=lambda first: walks[first].merit, reverse=True):
-                if walks[first].kept:
-                    self.before[first] = walks[first].kept[-1].rows
+                if walks[first].best:
+                    self.before[first] = walks[first].best.rows
                 found = _finish(self.blocks[first], walks[first], eps)
                 if found:
                     return found.marked(interrupted)
@@ -396,11 +383,12 @@ class _Search:
 
     def _start(self, first: int, walk: "_Walk") -> None:
         """A set of rows that will do, grown a while if there are other blocks."""
-        walk.descend(_first_rows(walk.attention, walk.eps))
+        for rows in _first_rows(walk.attention, walk.eps):
+            walk.descend(rows)
         before = self.before.get(first, [])
         if len(before) > walk.rank:
             walk.put(list(before))
-            walk.go(POLISH)
+            walk.go(LONG)
         if self.problem.inputs.causal:
             spare = (1.0 - SPLIT) * walk.work
             walk.work -= spare
@@ -435,23 +423,29 @@ def solve_exactly(seen: np.ndarray) -> np.ndarray | None:
     return parts[0] - parts[1]
 
 
-def _first_rows(attention: np.ndarray, eps: float) -> np.ndarray:
+def _first_rows(attention: np.ndarray, eps: float) -> list[np.ndarray]:
+    """Sets of rows to give up from: pivots of the leading left singular vectors, for each of STARTS."""
     left, values, _ = np.linalg.svd(attention, full_matrices=False)
-    count = max(1, int((values > eps / START).sum()))
-    return scipy.linalg.qr(left[:, :count].T, mode="economic", pivoting=True, check_finite=False)[2][:count]
+    counts = {max(1, int((values > eps / start).sum())) for start in STARTS}
+    return [
+        scipy.linalg.qr(left[:, :count].T, mode="economic", pivoting=True, check_finite=False)[2][:count]
+        for count in sorted(counts)
+    ]
 
 
 def _finish(block: Block, walk: _Walk, eps: float) -> Found | None:
-    """The largest set of the walk that survives rounding to integers."""
-    while walk.kept:
-        kept = walk.kept[-1]
-        made = _round(block, walk, kept, eps)
-        if made is None:
-            walk.polish()
-            made = _round(block, walk, walk.kept[-1], eps)
-        if made is not None:
+    """The best set of the walk in integers; with a smaller G, then with a row less, until it survives the rounding."""
+    if walk.best:
+        walk.restore(walk.best)
+        made = _round(block, walk, eps)
+        while made is None and len(walk.rows) > 1:
+            walk.radius *= np.float32(1.0 - SLACK)
+            if walk.go(LONG):
+                made = _round(block, walk, eps)
+            if made is None:
+                walk.drop(np.argmax(walk.loads(), keepdims=True))
+        if made:
             return made
-        walk.kept.pop()
     # one row and ones: rank 1 for every eps below what the row puts on the block
     mass = block.attention.sum(axis=1)
     row = int(mass.argmax())
@@ -460,9 +454,9 @@ def _finish(block: Block, walk: _Walk, eps: float) -> Found | None:
     return Found(block.rows[[row]], block.groups, ones, reached) if reached * (1.0 - SAFETY) > eps else None
 
 
-def _round(block: Block, walk: _Walk, kept: _Kept, eps: float) -> Found | None:
-    order = np.argsort(kept.rows)
-    rows = np.array(kept.rows)[order]
-    weights = (kept.weights.astype(np.float64) / walk.size[:, None])[:, order]
+def _round(block: Block, walk: _Walk, eps: float) -> Found | None:
+    order = np.argsort(walk.rows)
+    rows = np.array(walk.rows)[order]
+    weights = (walk.weights.astype(np.float64) / walk.size[:, None])[:, order]
     made = quantise(block.attention[rows], weights, eps)
     return made and Found(block.rows[rows], block.groups, *made)
