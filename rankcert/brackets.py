@@ -37,7 +37,14 @@ from rankcert.checker import (
     read_lower,
 )
 from rankcert.checker.verdict import conclude_bracket
-from rankcert.lowerbounds import WITNESSES, Found, sweep_bernstein
+from rankcert.lowerbounds import (
+    WITNESSES,
+    Found,
+    FoundLeakage,
+    find_bernstein,
+    find_leakage,
+    sweep_bernstein,
+)
 from rankcert.problem import AttentionProblem
 
 __all__ = [
@@ -242,7 +249,8 @@ def bracket(
     problem = read_problem(q, k, threads, scale=scale, key_bias=key_bias, causal=causal, offset=offset)
     settings = {"effort": effort, "seed": seed}
     certificate = certify_problem(problem, eps, method, settings, memory, stage)
-    return Bracket(lower_problem(problem, eps, "auto", settings, memory, stage), certificate)
+    lower = lower_problem(problem, eps, "auto", settings, memory, stage, certificate.rank)
+    return Bracket(lower, certificate)
 
 
 def bracket_curve(
@@ -291,21 +299,38 @@ def _at(problem: AttentionProblem, certificate: Certificate, eps: float) -> Cert
 
 
 def lower_problem(
-    problem: AttentionProblem, eps: float, method: str, settings: dict, memory: int, stage: Stage
+    problem: AttentionProblem,
+    eps: float,
+    method: str,
+    settings: dict,
+    memory: int,
+    stage: Stage,
+    most: int | None = None,
 ) -> LowerBound:
-    """`lower_bound` of a problem that was read, with options that were checked; settings: effort and seed."""
+    """`lower_bound` of a problem that was read, with options that were checked; settings: effort and seed.
+
+    most: a rank that is known to be enough; a search that reaches it ends.
+    """
     best = _nothing(problem, eps)
     if eps >= 1.0 or problem.n == 0:
         return best
     candidates: list[Candidate] = []
-    for name, find in WITNESSES.items() if method == "auto" else [(method, WITNESSES[method])]:
+    for name in WITNESSES if method == "auto" else [method]:
+        if best.rank == most:
+            candidates.append(
+                Candidate(name, "skipped", None, None, 0.0, f"rank {most} is known to be enough")
+            )
+            continue
         started = time.perf_counter()
-        found = find(problem, eps, **settings, memory=memory, progress=stage(name))
+        if name == "bernstein":
+            found = find_bernstein(problem, eps, **settings, memory=memory, most=most, progress=stage(name))
+        else:
+            found = find_leakage(problem, eps, progress=stage(name))
         seconds = time.perf_counter() - started
         if found is None:
             candidates.append(Candidate(name, "skipped", None, None, seconds, "no witness was found"))
             continue
-        made, candidate = _prove(problem, found, eps, name, settings, stage)
+        made, candidate = _prove(problem, found, eps, settings, stage)
         candidates.append(replace(candidate, seconds=seconds))
         if made.verdict and made.rank > best.rank:
             best = made
@@ -318,59 +343,57 @@ def _find_lower_curve(
     problem: AttentionProblem, tolerances: Sequence[float], settings: dict, memory: int, stage: Stage
 ) -> tuple[LowerBound, ...]:
     """`lower_curve` of a problem that was read, at descending tolerances."""
-    curve = [_nothing(problem, value) for value in tolerances]
     below_one = [value for value in tolerances if value < 1.0]
-    if not below_one or problem.n == 0:
-        return tuple(curve)
     found = list(sweep_bernstein(problem, below_one, **settings, memory=memory, progress=stage("bernstein")))
     found.sort(key=lambda witness: -witness.rank)
-    for place, value in enumerate(tolerances):
+    curve = []
+    for value in tolerances:
+        point = _nothing(problem, value)
         for witness in found:
-            if witness.eps_est > value and value < 1.0:
-                made, _ = _prove(problem, witness, value, "bernstein", settings, stage)
+            if witness.eps_est > value:
+                made, _ = _prove(problem, witness, value, settings, stage)
                 if made.verdict:
-                    curve[place] = made
+                    point = made
                     break
+        curve.append(point)
     return tuple(curve)
 
 
 def _prove(
-    problem: AttentionProblem, found: Found, eps: float, name: str, settings: dict, stage: Stage
+    problem: AttentionProblem, found: Found | FoundLeakage, eps: float, settings: dict, stage: Stage
 ) -> tuple[LowerBound, Candidate]:
-    """The checker's word on a witness."""
+    """A witness with the checker's word on it."""
     started = time.perf_counter()
-    engine = Engine(threads=problem.engine.threads, progress=stage(f"checking {name}"))
-    if found.weights is None:
+    leakage = isinstance(found, FoundLeakage)
+    kind = "leakage" if leakage else "bernstein"
+    engine = Engine(threads=problem.engine.threads, progress=stage(f"checking {kind}"))
+    if leakage:
         verdict = check_leakage(problem.inputs, found.rows, eps=eps, engine=engine)
+        made = _make(problem, eps, verdict, "leakage", {}, kind=kind, rows=found.rows)
     else:
-        verdict = check_bernstein(
-            problem.inputs, found.rows, found.groups, found.weights, eps=eps, engine=engine
-        )
+        witness = {"rows": found.rows, "groups": found.groups, "weights": found.weights}
+        verdict = check_bernstein(problem.inputs, **witness, eps=eps, engine=engine)
+        made = _make(problem, eps, verdict, "bernstein", settings, kind=kind, **witness)
     seconds = time.perf_counter() - started
-    made = _make(problem, eps, found, name, dict(settings), verdict)
     status, note = ("proved", "") if verdict else ("unproved", verdict.reason)
-    return made, Candidate(name, status, verdict.rank, None, 0.0, note, seconds)
+    return made, Candidate(kind, status, verdict.rank, None, 0.0, note, seconds)
 
 
 def _make(
-    problem: AttentionProblem, eps: float, found: Found, name: str, details: dict, verdict: LowerVerdict
+    problem: AttentionProblem, eps: float, verdict: LowerVerdict, method: str, details: dict, **witness
 ) -> LowerBound:
     claim = make_lower_claim(
-        problem.inputs,
-        kind="leakage" if found.weights is None else "bernstein",
-        eps=eps,
-        rank=verdict.rank,
-        rows=found.rows,
-        groups=found.groups,
-        weights=found.weights,
-        method=name,
-        details=details,
+        problem.inputs, eps=eps, rank=verdict.rank, method=method, details=dict(details), **witness
     )
     return LowerBound(**vars(claim), verdict=verdict)
 
 
 def _nothing(problem: AttentionProblem, eps: float) -> LowerBound:
     """Rank 0, which every matrix has."""
-    empty = Found(np.empty(0), np.full(problem.m, -1), np.empty((0, 0), np.int8), np.inf)
-    verdict = check_bernstein(problem.inputs, empty.rows, empty.groups, empty.weights, eps=eps)
-    return _make(problem, eps, empty, "rule", {}, verdict)
+    witness = {
+        "rows": np.empty(0, np.int64),
+        "groups": np.full(problem.m, -1),
+        "weights": np.empty((0, 0), np.int8),
+    }
+    verdict = check_bernstein(problem.inputs, **witness, eps=eps)
+    return _make(problem, eps, verdict, "rule", {}, kind="bernstein", **witness)

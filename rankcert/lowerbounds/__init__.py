@@ -7,8 +7,9 @@ A search returns a `Found`, integers only; whether it proves anything is for `ra
 """
 
 from rankcert.lowerbounds.bernstein import find_bernstein, sweep_bernstein
+from rankcert.lowerbounds.leakage import FoundLeakage, find_leakage
 from rankcert.lowerbounds.witness import Found
 
-__all__ = ["WITNESSES", "Found", "find_bernstein", "sweep_bernstein"]
+__all__ = ["WITNESSES", "Found", "FoundLeakage", "find_bernstein", "find_leakage", "sweep_bernstein"]
 
-WITNESSES = {"bernstein": find_bernstein}
+WITNESSES = ("bernstein", "leakage")  # kinds, in the order in which they are looked for
