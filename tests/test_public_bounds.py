@@ -1,9 +1,9 @@
 """Whatever the package calls a bound was returned by the checker.
 
 The package's source outside rankcert/checker is read, not run. A name is *bound-like* when one of its words is bound
-or bounds (`bound`, `row_bounds`), or if it is `eps_below`, unless it ends in `_est` or is the flag `return_bound` or the
-record `lower_bound`, whose number is a rank and comes from its verdict (test_brackets.py). Every value
-that a bound-like name receives - a variable, an attribute, a keyword, a dictionary key, a parameter filled by
+or bounds (`bound`, `row_bounds`), or if it is `eps_below`, unless it ends in `_est` or is the flag `return_bound` or
+the record `lower_bound`, whose number is a rank and comes from its verdict (test_brackets.py). Every value that a
+bound-like name receives - a variable, an attribute, a keyword, a dictionary key, a parameter filled by
 position, the result of a function - must be passed along: None, something bound-like, a choice between such things, or
 a local variable that only ever receives them. Arithmetic, calls, numbers and everything else is a violation, and so is
 making a Verdict outside the checker.
