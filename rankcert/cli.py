@@ -153,7 +153,7 @@ def certify(
                 progress=progress.stage("verifying the saved file"),
                 **_options(given, scale, key_bias, causal, offset),
             )
-    _print_candidates(certificate)
+    _print_candidates("constructions", certificate)
     _print_verdict(verdict, given.origin)
     saved = f", saved to {out} and proved again from the file" if out is not None else ""
     _answer(
@@ -389,8 +389,8 @@ def bracket(
             pairs = zip(names, found, strict=True)
             print(" ".join(f"{name}:[{point.lower},{point.upper}]" for name, point in pairs))
         raise typer.Exit(0 if all(verdicts) else 1)
-    _print_candidates(found[0].certificate)
-    _print_candidates(found[0].lower_bound)
+    _print_candidates("constructions", found[0].certificate)
+    _print_candidates("witnesses", found[0].lower_bound)
     saved = f", saved to {out} and proved again from the file" if out is not None else ""
     _answer_lower(verdicts[0], json_, saved)
 
@@ -777,7 +777,7 @@ def _table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     Console(stderr=True, markup=False, emoji=False, highlight=False).print(table)
 
 
-def _print_candidates(certificate) -> None:
+def _print_candidates(title: str, certificate) -> None:
     rows = [
         [
             c.method,
@@ -790,7 +790,7 @@ def _print_candidates(certificate) -> None:
         ]
         for c in certificate.candidates
     ]
-    _table("constructions", ["method", "status", "rank", "proved bound", "seconds", "check", "note"], rows)
+    _table(title, ["method", "status", "rank", "proved bound", "seconds", "check", "note"], rows)
 
 
 def _print_verdict(verdict, origin: str) -> None:
