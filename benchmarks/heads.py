@@ -1,11 +1,12 @@
 """Certified ranks of every real head, against the SVD's: what was proved, what it cost, who won, what was trivial.
 
-    python benchmarks/heads.py --heads DIR --resume FOLDER [--out FOLDER] [--workers 2]
+    python benchmarks/heads.py --heads DIR --resume FOLDER [--out FOLDER] [--workers 2] [--brackets]
 
 DIR holds the files that benchmarks/heads_data.py builds. Every head of each is certified at eps 0.1 and 0.5: with
 effort balanced at temperatures 1, 0.5 and 2, with effort high at temperature 1, with effort max at temperature 1 on
 every sixth head. One JSON line a file, effort, temperature and eps (rankcert.survey.Summary says what stands in it;
-above a causal mask neither factorization's errors count), and the rows of each run in --out as CSV.
+above a causal mask neither factorization's errors count), and the rows of each run in --out as CSV. With --brackets
+also a proved lower bound for each, at temperature 1: hours at effort high.
 
 All goes through the resumable `rankcert heads`: after a kill, the same command goes on from --resume. After a change
 of the constructions it must be an empty folder, because the version of rankcert alone tells its rows apart. One
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--files", nargs="+", default=list(FILES), help="which of them")
     parser.add_argument("--efforts", nargs="+", choices=list(RUNS), default=list(RUNS))
     parser.add_argument("--method", default="auto")
+    parser.add_argument("--brackets", action="store_true", help="also prove lower bounds, at temperature 1")
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="finished heads are kept here")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write the rows of each run here")
     parser.add_argument("--workers", type=int, default=1)
@@ -47,6 +49,8 @@ def main() -> None:
         return
     for effort in args.efforts:
         temperatures, every = RUNS[effort]
+        if args.brackets:
+            temperatures = (1.0,)
         for name in args.files:
 
             def say(done: int, total: int, run: str = f"{name}, {effort}") -> None:
@@ -59,6 +63,7 @@ def main() -> None:
                 method=args.method,
                 effort=effort,
                 every=every,
+                brackets=args.brackets,
                 workers=args.workers,
                 resume=args.resume,
                 progress=say,
