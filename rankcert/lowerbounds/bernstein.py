@@ -42,6 +42,7 @@ PROGRESS = 0.998  # of the worst key that keeps a chain of swaps alive
 RETURN = 1.02  # of the lowest worst key of a chain, beyond which it goes back there
 PLACE = 1.5  # mean place, about, of the row that moves, in order of promise
 CALL = 2e6  # what a call costs beside its arithmetic, in floating-point operations
+GROWTH = 0.75  # of the work with the number of pairs beyond 2^16: linear would be hours at n = 2048
 FLOPS = 3e10  # of the walk in a second on one core, about
 SIDE = {
     "fast": 1024,
@@ -378,7 +379,7 @@ class _Search:
         if first not in self.blocks:
             self.blocks[first] = open_block(self.problem, first, self.side, self.memory, self.seed)
         attention = self.blocks[first].attention
-        work = self.work * max(1.0, attention.size / 2**16)
+        work = self.work * max(1.0, attention.size / 2**16) ** GROWTH
         return _Walk(attention, eps, np.random.default_rng(self.seed), work)
 
     def _start(self, first: int, walk: "_Walk") -> None:
