@@ -29,7 +29,7 @@ from rankcert.heads import Head, read_heads
 from rankcert.plots import plot_heads
 from rankcert.survey import Row, Survey, survey_heads
 
-TIMES = ("seconds", "check_seconds", "svd_seconds", "svd_times")
+TIMES = ("seconds", "check_seconds", "lower_seconds", "lower_check_seconds", "svd_seconds", "svd_times")
 QUICK = {"eps": [0.1, 0.5], "method": "svd"}
 
 
@@ -133,7 +133,8 @@ def test_from_eps_1_on_nothing_is_needed(near, file):
 
 
 def rows_with(ranks, r_taus, **fields) -> list[Row]:
-    row = Row(0, 0, 1.0, 0.1, 9, 9, 3, False, 4, 4, None, "svd", "proved", False, 2, 0.4, 0.1, 0.1, "", "")
+    proved = (0, 0, 1.0, 0.1, 9, 9, 3, False, 4, 4, None, "svd", "proved", False)
+    row = Row(*proved, 2, None, 0.4, 0.1, None, None, 0.1, "", "")
     pairs = enumerate(zip(ranks, r_taus, strict=True))
     return [replace(row, head=h, rank=rank, r_tau=r_tau, **fields) for h, (rank, r_tau) in pairs]
 
