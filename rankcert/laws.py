@@ -382,7 +382,10 @@ def _measure(family: Family, n: int, eps: float, beta: float, effort: str | None
     started, lower, lower_seconds = time.perf_counter(), None, 0.0
     if effort is not None:
         settings = {"effort": effort, "seed": SEED}
-        lower = lower_problem(problem, eps, "auto", settings, MEMORY, lambda name: engine.progress).rank
+        found = lower_problem(
+            problem, eps, "auto", settings, MEMORY, lambda name: engine.progress, most=factors.rank
+        )
+        lower = found.rank
         lower_seconds = time.perf_counter() - started
     return Point(
         family=family.name,
